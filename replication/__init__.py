@@ -1,0 +1,1 @@
+"""An ordered log of opaque bytes, replicated by Raft. Knows no jobs; sole importer of pysyncobj."""

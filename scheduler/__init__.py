@@ -1,0 +1,1 @@
+"""The scheduler. Importing `scheduler.protocol` loads nothing else of this package."""
