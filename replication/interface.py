@@ -92,7 +92,10 @@ class SnapshotView(Protocol):
 
 
 class StateMachine(Protocol):
-    """What committed entries are given to, in order, once each. An exception is a bug: fail-stop."""
+    """What committed entries are given to, in order, once each.
+
+    An exception is a bug: the member stops.
+    """
 
     def apply(self, index: int, term: int, command: bytes) -> object:
         """Apply one entry and return what its proposer is told. Event loop only; must be quick."""

@@ -71,7 +71,7 @@ class WireError(Exception):
 
 def encode(message: dict[str, Any]) -> bytes:
     """One frame for `message`."""
-    body = msgpack.packb(message, use_bin_type=True)
+    body: bytes = msgpack.packb(message, use_bin_type=True)
     if len(body) > FRAME_BYTES_MAX:
         raise WireError(f"a message of {len(body)} bytes exceeds {FRAME_BYTES_MAX}")
     return _LENGTH.pack(len(body)) + body

@@ -40,7 +40,7 @@ class Mistake:
 
 
 class InvalidSpec(ProtocolError):
-    """A document that is no valid specification; carries every mistake found, each with its path."""
+    """A document that is no valid specification; carries every mistake, each with its path."""
 
     code: ClassVar[str] = "invalid_spec"
 

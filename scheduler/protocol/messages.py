@@ -26,7 +26,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Base of everything that is sent as one frame."""
 
 
-# ---- values inside messages -----------------------------------------------------------------------
+# ---- values inside messages --------------------------------------------------------------------
 
 
 class Capacity(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -156,8 +156,8 @@ class Work(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class Verdict(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What the cluster says of one inventory item.
 
-    `verdict`: keep | acknowledged | registry_full | disowned | kill | materialised | hold | orphan |
-    forget (not_started noted; the order may come again).
+    `verdict`: keep | acknowledged | registry_full | disowned | kill | materialised | hold |
+    orphan | forget (not_started noted; the order may come again).
     """
 
     token: str
@@ -173,7 +173,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     text: str
 
 
-# ---- agent -> controller ----------------------------------------------------------------------------
+# ---- agent -> controller -----------------------------------------------------------------------
 
 
 class Hello(Message, frozen=True, tag=1):
@@ -275,7 +275,7 @@ class BulkEnd(Message, frozen=True, tag=9):
     size_bytes: int = 0
 
 
-# ---- controller -> agent ----------------------------------------------------------------------------
+# ---- controller -> agent -----------------------------------------------------------------------
 
 
 class Welcome(Message, frozen=True, tag=32):

@@ -1,0 +1,1 @@
+"""The replicated state machine. Pure: no clock, no randomness, no input or output."""
