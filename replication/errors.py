@@ -79,3 +79,25 @@ class ConfigError(ReplicationError):
     """Settings that cannot work together; the message says which and why."""
 
     code: ClassVar[str] = "config_error"
+
+
+class StorageMismatch(ReplicationError):
+    """The data directory does not fit: another cluster, another member, or a log with a gap."""
+
+    code: ClassVar[str] = "storage_mismatch"
+
+
+class MemberUnreachable(ReplicationError):
+    """No connection to the member, or it ended before the answer came."""
+
+    code: ClassVar[str] = "member_unreachable"
+
+    def __init__(self, member: str) -> None:
+        super().__init__(f"controller {member} is not reachable")
+        self.member = member
+
+
+class RequestFailed(ReplicationError):
+    """The other member answered a request with an error; the text is its own."""
+
+    code: ClassVar[str] = "request_failed"

@@ -6,7 +6,7 @@ Two implementations: `replication.node.RaftLog` (PySyncObj elects and replicates
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -180,4 +180,25 @@ class ReplicatedLog(Protocol):
 
     def members(self) -> Sequence[str]:
         """Names of all configured members, this one included, sorted."""
+        ...
+
+
+#: Answers a member's request: (asking member, body) to the answer. Runs on the event loop; what it
+#: raises reaches the asker as RequestFailed with the text.
+RequestHandler = Callable[[str, bytes], Awaitable[bytes]]
+
+
+class MemberRequests(Protocol):
+    """A small side channel between members, over the same connections as the log."""
+
+    async def request(self, member: str, kind: str, body: bytes, *, timeout_s: float) -> bytes:
+        """Ask `member` (or this one) and return its answer.
+
+        Raises TimeoutError, MemberUnreachable (not connected, or the connection ended meanwhile),
+        RequestFailed (it answered with an error) and Overloaded (too many are waiting).
+        """
+        ...
+
+    def on_request(self, kind: str, handler: RequestHandler) -> None:
+        """Answer requests of `kind`; one handler a kind."""
         ...
