@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -38,3 +41,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if deselected:
         config.hook.pytest_deselected(items=deselected)
         items[:] = selected
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note each failed test for `tests.run`, which may repeat those of whole clusters."""
+    name = os.environ.get("PERTINAX_TEST_FAILED_FILE")
+    if name and report.failed:
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = path.read_text().splitlines() if path.exists() else []
+        if report.nodeid not in known:
+            path.write_text("\n".join([*known, report.nodeid]) + "\n")
