@@ -3,8 +3,8 @@
     python -m tests.run [--ci | --long] [pytest arguments …]
 
 With a path among the arguments pytest gets them as they are. Tests of whole clusters that fail are
-run once more, alone (docs/decisions/0005): failing again fails the run, passing makes them unsteady,
-which is said loudly.
+run once more, alone (docs/decisions/0005): failing again fails the run, passing makes them
+unsteady, which is said loudly.
 """
 
 from __future__ import annotations
