@@ -1,0 +1,1 @@
+"""The controller's edge: clocks, sockets, disk and the leader's duties."""
