@@ -1,0 +1,53 @@
+"""The client of the HTTP API. No server code is imported by it.
+
+Importing this does not load `Client` yet: the command line must start fast.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduler.client.context import Context
+from scheduler.client.errors import (
+    ApiError,
+    BadAnswer,
+    ClientError,
+    Document,
+    LogLost,
+    NoLeader,
+    NotAvailable,
+    Unreachable,
+    WaitTimeout,
+)
+
+if TYPE_CHECKING:
+    from scheduler.client.client import Client
+    from scheduler.client.follow import LogChunk
+
+__all__ = [
+    "ApiError",
+    "BadAnswer",
+    "Client",
+    "ClientError",
+    "Context",
+    "Document",
+    "LogChunk",
+    "LogLost",
+    "NoLeader",
+    "NotAvailable",
+    "Unreachable",
+    "WaitTimeout",
+]
+
+_LATE = {
+    "Client": "scheduler.client.client",
+    "LogChunk": "scheduler.client.follow",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LATE:
+        from importlib import import_module
+
+        return getattr(import_module(_LATE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
