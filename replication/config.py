@@ -22,6 +22,8 @@ class TlsFiles:
     #: When set, a peer's certificate must carry this organizational unit too: an authority that
     #: also signs agents must not let an agent called like a controller in.
     peer_unit: str | None = None
+    #: What stands before the member's name in a certificate's common name, as in `controller:c1`.
+    name_prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,7 @@ class Transport:
         if certificate is None:
             return "has no certificate"
         names, units = peer_names(certificate)
-        if names != {hello.member}:
+        if names != {config.tls.name_prefix + hello.member}:
             return f"says it is {hello.member!r}, but its certificate is for {sorted(names)}"
         if config.tls.peer_unit is not None and config.tls.peer_unit not in units:
             return f"has a certificate of unit {sorted(units)}, not {config.tls.peer_unit!r}"
