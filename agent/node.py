@@ -1,0 +1,106 @@
+"""Who this node is, across restarts: its UUID, how often the agent started, what it was shown.
+
+One cell in the data directory. The lock beside it makes sure that one agent runs on the directory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+from agent.errors import AlreadyRunning
+from scheduler.protocol.messages import Seen
+from wal.cell import Cell
+
+CELL_NAME: Final = "node.cell"
+LOCK_NAME: Final = "agent.lock"
+_VERSION: Final = 1
+
+
+class NodeRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What the cell holds."""
+
+    version: int = _VERSION
+    node_uuid: str
+    start_number: int
+    seen: Seen = Seen()
+
+
+@dataclass(slots=True)
+class NodeCell:
+    """The record and its cell. One thread at a time."""
+
+    cell: Cell
+    record: NodeRecord
+
+    @classmethod
+    def open(cls, directory: Path) -> Self:
+        """Read the record, or make one, and count this start; durable on return. Blocking.
+
+        Raises wal's Corrupt for damage and ValueError for a newer agent's record.
+        """
+        cell = Cell(directory / CELL_NAME)
+        raw = cell.read()
+        if raw is None:
+            record = NodeRecord(node_uuid=str(uuid.uuid4()), start_number=0)
+        else:
+            record = msgspec.msgpack.decode(raw, type=NodeRecord)
+            if record.version != _VERSION:
+                raise ValueError(f"{directory / CELL_NAME} was made by a newer agent")
+        node = cls(cell, record)
+        node._write(msgspec.structs.replace(record, start_number=record.start_number + 1))
+        return node
+
+    def save_seen(self, seen: Seen) -> None:
+        """Remember `seen`; durable on return. Blocking; raises OSError when the disk is full."""
+        self._write(msgspec.structs.replace(self.record, seen=seen))
+
+    def _write(self, record: NodeRecord) -> None:
+        self.cell.write(msgspec.msgpack.encode(record))
+        self.record = record
+
+
+class DirectoryLock:
+    """Held by the one agent of a data directory; its file holds that agent's pid."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @classmethod
+    def take(cls, directory: Path) -> Self:
+        """Lock `directory`. Raises AlreadyRunning with the holder's pid."""
+        fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise AlreadyRunning(f"agent {holder or '?'} runs on {directory}") from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return cls(fd)
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+def running_agent(directory: Path) -> int | None:
+    """Pid of the agent that holds `directory`; None when there is none."""
+    try:
+        fd = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        return int(text) if text.isdecimal() else None
+    finally:
+        os.close(fd)
+    return None
