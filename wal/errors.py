@@ -26,14 +26,18 @@ class Corrupt(WalError):
 
     code = "wal_corrupt"
 
-    def __init__(self, what: str, *, path: Path, offset: int | None = None) -> None:
+    def __init__(
+        self, what: str, *, path: Path, offset: int | None = None, choices: str | None = None
+    ) -> None:
         where = str(path) if offset is None else f"{path} at offset {offset}"
-        super().__init__(f"{where}: {what}. {CHOICES}", path=path, offset=offset)
+        choices = choices or LOG_CHOICES
+        super().__init__(f"{where}: {what}. {choices}", path=path, offset=offset)
         #: The finding alone, without place and choices.
         self.what = what
+        self.choices = choices
 
 
-CHOICES = (
+LOG_CHOICES = (
     "Choices: look closer with `python -m wal check DIR`; rebuild this member from its peers "
     "(`pertinax cluster replace NAME`), which loses nothing; or give up the entries from INDEX on, "
     "which may have been acknowledged, with `python -m wal repair DIR --truncate-at INDEX`"

@@ -25,7 +25,7 @@ from wal.frame import Operation, RecordType, frame_bytes
 from wal.housekeeping import Housekeeper
 from wal.identity import IDENTITY_NAME, Identity, check_identity, create_directory, read_identity
 from wal.keyed_records import FRONT_BYTES, Damaged, Live, encode_keyed, hash_key, load
-from wal.log import SEGMENTS_DIRECTORY, close_writer, take_lock
+from wal.opening import SEGMENTS_DIRECTORY, close_writer, take_lock
 from wal.salvage import salvage
 from wal.segment import KIND_KEYED
 from wal.settings import WalSettings

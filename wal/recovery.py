@@ -21,10 +21,10 @@ Read-only: nothing here writes, so that `check` can run beside a live writer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from wal.errors import Corrupt, UnsupportedVersion
 from wal.files import FileSystem
@@ -37,6 +37,7 @@ from wal.frame import (
 )
 from wal.identity import Identity
 from wal.segment import (
+    SLOT_OFFSETS,
     SegmentHeader,
     Slot,
     check_owner,
@@ -47,12 +48,30 @@ from wal.segment import (
 )
 from wal.settings import PAGE_BYTES
 
-#: Called with every record in order. It may raise Corrupt without a place by raising ValueError.
-Visit = Callable[[Frame], None]
-#: Called when the first segment that counts is known, before its records.
-Begin = Callable[[SegmentHeader], None]
-
 _MISSING: Final = "the segment is missing"
+#: Looks at a segment that grows while it is read.
+_LOOKS_MAX: Final = 5
+
+
+class Visitor(Protocol):
+    """Who is told what recovery reads, in order."""
+
+    @property
+    def next_index(self) -> int:
+        """The index expected after the records visited so far."""
+        ...
+
+    def begin(self, header: SegmentHeader) -> None:
+        """The oldest segment that counts; before its records."""
+        ...
+
+    def enter(self, name: str) -> None:
+        """The records that follow are of this segment."""
+        ...
+
+    def visit(self, frame: Frame) -> None:
+        """One record. ValueError for one that cannot stand here."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +92,7 @@ class SegmentFacts:
     header: SegmentHeader
     #: Offset behind the last valid record.
     end: int
-    #: The index expected next behind it; set by the caller of `recover` through `Cursor`.
+    #: The index expected next behind it.
     next_index: int
 
 
@@ -110,40 +129,40 @@ def recover(
     *,
     identity: Identity,
     kind: int,
-    begin: Begin,
-    visit: Visit,
-    next_index: Callable[[], int],
+    visitor: Visitor,
+    names: Sequence[str] | None = None,
 ) -> Chain:
-    """Read every segment in order, give each record to `visit`, and say what was found.
+    """Read every segment in order, give each record to `visitor`, and say what was found.
 
-    `next_index` answers the index expected after the records visited so far. Raises Corrupt with
-    the exact place, UnsupportedVersion, WrongIdentity. An empty directory gives an empty chain.
+    `names` limits it to some files. Raises Corrupt with the exact place, UnsupportedVersion,
+    WrongIdentity. An empty directory gives an empty chain.
     """
-    found, leftovers = _find_chain(fs, directory, identity=identity, kind=kind)
+    names = fs.names(directory) if names is None else names
+    found, leftovers = _find_chain(fs, directory, names, identity=identity, kind=kind)
     chain = Chain(leftovers=leftovers)
     for position, segment in enumerate(found):
+        header = segment.header
         successor = found[position + 1].header if position + 1 < len(found) else None
         if position == 0:
-            begin(segment.header)
-        elif segment.header.next_index != next_index():
+            visitor.begin(header)
+        elif header.next_index != visitor.next_index:
             raise Corrupt(
-                f"starts at index {segment.header.next_index}, but {next_index()} comes next",
+                f"starts at index {header.next_index}, but {visitor.next_index} comes next",
                 path=segment.path,
                 offset=0,
             )
+        visitor.enter(segment.name)
         buffer = fs.read(segment.path)
-        reader = _visit_records(buffer, segment, visit)
-        if len(buffer) != segment.header.size:
-            raise Corrupt(
-                f"the file has {len(buffer)} bytes instead of {segment.header.size}",
-                path=segment.path,
-                offset=min(reader.end, len(buffer)),
-            )
+        reader = FrameReader(buffer, seed=header.seed, start=PAGE_BYTES)
+        _visit_records(reader, segment, visitor)
+        _check_size(buffer, segment, reader)
         if successor is not None:
             _check_sealed(buffer, segment, reader, successor)
         else:
-            _judge_tail(buffer, segment, reader, chain)
-        chain.segments.append(SegmentFacts(segment.name, segment.header, reader.end, next_index()))
+            buffer, reader = _reread_tail(fs, buffer, segment, reader, visitor)
+            _judge_tail(fs, buffer, segment, reader, chain)
+        end, next_index = reader.end, visitor.next_index
+        chain.segments.append(SegmentFacts(segment.name, header, end, next_index))
     return chain
 
 
@@ -168,10 +187,9 @@ def check_frame(frame: Frame, path: Path) -> None:
 
 
 def _find_chain(
-    fs: FileSystem, directory: Path, *, identity: Identity, kind: int
+    fs: FileSystem, directory: Path, names: Sequence[str], *, identity: Identity, kind: int
 ) -> tuple[list[_Found], list[str]]:
     """The gapless run of segments that ends with the newest, and the names in front of it."""
-    names = fs.names(directory)
     leftovers = [name for name in names if name.endswith(".tmp")]
     found: list[_Found] = []
     numbered = sorted(
@@ -191,18 +209,26 @@ def _find_chain(
     return found, leftovers
 
 
-def _visit_records(buffer: bytes, segment: _Found, visit: Visit) -> FrameReader:
-    reader = FrameReader(buffer, seed=segment.header.seed, start=PAGE_BYTES)
-    frame: Frame | None = None
+def _visit_records(reader: FrameReader, segment: _Found, visitor: Visitor) -> None:
+    place = reader.end
+    visit = visitor.visit
     try:
         for frame in reader:
+            place = frame.offset
             if frame.version != RECORD_VERSION:
                 check_frame(frame, segment.path)
             visit(frame)
     except ValueError as error:
-        offset = frame.offset if frame else PAGE_BYTES
-        raise Corrupt(str(error), path=segment.path, offset=offset) from error
-    return reader
+        raise Corrupt(str(error), path=segment.path, offset=place) from error
+
+
+def _check_size(buffer: bytes, segment: _Found, reader: FrameReader) -> None:
+    if len(buffer) != segment.header.size:
+        raise Corrupt(
+            f"the file has {len(buffer)} bytes instead of {segment.header.size}",
+            path=segment.path,
+            offset=min(reader.end, len(buffer)),
+        )
 
 
 def _check_sealed(
@@ -220,27 +246,52 @@ def _check_sealed(
         raise Corrupt("bytes behind the last record", path=segment.path, offset=reader.end)
 
 
-def _judge_tail(buffer: bytes, segment: _Found, reader: FrameReader, chain: Chain) -> None:
+def _reread_tail(
+    fs: FileSystem, buffer: bytes, segment: _Found, reader: FrameReader, visitor: Visitor
+) -> tuple[bytes, FrameReader]:
+    """Look again while the newest segment looks torn and grows: `check` may run beside a writer.
+
+    Reading a file is not atomic: its later part may hold records that were written after its
+    earlier part had been read. With the lock held nothing grows, and the first look stands.
+    """
+    for _ in range(_LOOKS_MAX):
+        if is_zero(buffer, reader.end):
+            break
+        fresh = fs.read(segment.path)
+        more = FrameReader(fresh, seed=segment.header.seed, start=reader.end)
+        more.synced_upto, more.last_crc = reader.synced_upto, reader.last_crc
+        _visit_records(more, segment, visitor)
+        grew = more.end > reader.end
+        buffer, reader = fresh, more
+        if not grew:
+            break
+    return buffer, reader
+
+
+def _judge_tail(
+    fs: FileSystem, buffer: bytes, segment: _Found, reader: FrameReader, chain: Chain
+) -> None:
     """Decide what the end of the newest segment is, and fill in `chain`."""
-    slots = decode_slots(buffer, seed=segment.header.seed)
+    seed = segment.header.seed
+    slots = decode_slots(buffer, seed=seed)
     if not any(slots):
         raise Corrupt(
             "neither slot of the header page verifies: term and vote are unknown",
             path=segment.path,
-            offset=1024,
+            offset=SLOT_OFFSETS[0],
         )
     chain.slots, chain.last_crc = slots, reader.last_crc
     newest = chain.newest_slot
-    if newest.is_sealed:
-        missing = segment.path.with_name(segment_name(segment.header.sequence + 1))
-        raise Corrupt(_MISSING, path=missing)
+    successor = segment.path.with_name(segment_name(segment.header.sequence + 1))
+    # It may have appeared since the names were read, if a writer is at work.
+    if newest.is_sealed and not fs.exists(successor):
+        raise Corrupt(_MISSING, path=successor)
     synced = max(reader.synced_upto, newest.synced_upto)
     if not is_zero(buffer, reader.end):
-        witnesses: Sequence[Frame] = list(
-            find_frames(buffer, seed=segment.header.seed, start=reader.end)
-        )
+        witnesses = find_frames(buffer, seed=seed, start=reader.end)
         synced = max([synced, *(frame.synced_upto for frame in witnesses)])
-        chain.torn = TornTail(segment.name, reader.end, len(buffer.rstrip(b"\0")) - reader.end)
+        size = len(buffer.rstrip(b"\0")) - reader.end
+        chain.torn = TornTail(segment.name, reader.end, size)
     if synced > reader.end:
         raise Corrupt(
             f"damaged record: the valid ones end at {reader.end}, but they were durable, and may "

@@ -38,6 +38,10 @@ _FORMAT: Final = 1
 CHUNK_BYTES_MAX: Final = 1 << 20
 #: Snapshots kept: the newest, and one to fall back on.
 KEPT_COUNT: Final = 2
+_CHOICES: Final = (
+    "Choices: an older snapshot serves while the log still reaches back to it; else rebuild this "
+    "member from its peers (`pertinax cluster replace NAME`)"
+)
 _NAME: Final = re.compile(r"(\d{20})-(\d{20})\.snap")
 
 
@@ -281,7 +285,7 @@ class SnapshotReader:
         return data
 
     def _corrupt(self, what: str, offset: int) -> Corrupt:
-        return Corrupt(what, path=self.path, offset=offset)
+        return Corrupt(what, path=self.path, offset=offset, choices=_CHOICES)
 
 
 def verify(path: Path, *, fs: FileSystem = REAL_FILES) -> SnapshotInfo:

@@ -44,7 +44,7 @@ from wal.settings import PAGE_BYTES, WalSettings
 
 RESERVE_NAME: Final = "reserve"
 #: Prepared ahead, and made on the spot: two names, as both can be in the making at once.
-_SPARE_NAME: Final = "spare.tmp"
+SPARE_NAME: Final = "spare.tmp"
 _NEXT_NAME: Final = "next.tmp"
 
 
@@ -195,7 +195,7 @@ class SegmentWriter:
                 if not has_reserve:
                     self._make_zeros(RESERVE_NAME, self._settings.reserve_bytes)
                 if not has_spare:
-                    self._make_zeros(_SPARE_NAME, self._settings.segment_bytes)
+                    self._make_zeros(SPARE_NAME, self._settings.segment_bytes)
             except OSError as error:
                 if error.errno in NO_SPACE_ERRNOS:
                     return False
@@ -262,7 +262,7 @@ class SegmentWriter:
         """A file of zeros for the next segment: the spare, a new one, or else the reserve."""
         if self._has_spare:
             self._has_spare = False
-            return self._directory / _SPARE_NAME, self._settings.segment_bytes
+            return self._directory / SPARE_NAME, self._settings.segment_bytes
         aside = self._directory / _NEXT_NAME
         try:
             self._make_zeros(_NEXT_NAME, self._settings.segment_bytes)
