@@ -1,8 +1,8 @@
 """Which controller is asked next, how long to wait between, and when to give up. No sockets.
 
 One generator decides for both clients: it yields `Try` (send the call to this controller) or
-`Wait`, is sent what came of it, and returns the answer. Every call may be repeated (see `calls`), so
-a connection that broke is followed by the next controller; what was left open by it is kept in
+`Wait`, is sent what came of it, and returns the answer. Every call may be repeated (see `calls`),
+so a connection that broke is followed by the next controller; what was left open by it is kept in
 mind, and said by the error when no controller settles it before the deadline.
 """
 

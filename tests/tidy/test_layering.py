@@ -28,6 +28,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "scheduler.http": (
         "scheduler.http",
         "scheduler.controller.service",
+        # What the service raises; importing it loads no more than that.
+        "scheduler.controller.errors",
         "scheduler.core.queries",
         "scheduler.protocol",
     ),
