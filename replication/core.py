@@ -159,7 +159,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         #: Number of the newest broadcast as leader; grows for ever, whatever the term.
         self.round = 0
         #: Index and term of the newest snapshot that can be offered to a member too far behind.
-        self.snapshot_point = (journal.base_index, journal.base_term)
+        self.snapshot_point = (journal.base_index, journal.storage.base_term)
         transport = CoreTransport(self, link)
         globals_ = vars(syncobj)
         saved = globals_["createJournal"], globals_["createPoller"]
@@ -282,14 +282,22 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftCommitIndex = max(self._SyncObj__raftCommitIndex, index)
         self._SyncObj__raftLastApplied = max(self._SyncObj__raftLastApplied, index)
 
+    def note_committed(self, index: int) -> None:
+        """A snapshot proves that this log is committed up to `index`."""
+        self._SyncObj__raftCommitIndex = max(self._SyncObj__raftCommitIndex, index)
+
     def append(self, payload: bytes) -> int:
-        """As leader: add one entry of the current term; returns its index. Not durable yet."""
+        """As leader: add one entry of the current term; returns its index. Not durable yet.
+
+        Raises wal.errors.OutOfSpace, and then nothing changed.
+        """
         index = self.journal.last_index + 1
-        self.journal.add(payload, index, self.term)
+        self.journal.storage.append(payload, index=index, term=self.term)
         return index
 
-    def append_noop(self) -> int:
-        return self.append(NOOP)
+    def append_noop(self) -> None:
+        """As leader: add an empty entry."""
+        self.journal.add(NOOP, self.journal.last_index + 1, self.term)
 
     def tick(self, *, may_stand: bool) -> None:
         """Advance elections, commit and heartbeats. An election starts only when `may_stand`."""

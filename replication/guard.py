@@ -112,9 +112,6 @@ class Guard:
         core: RaftCore,
         *,
         is_joining: bool = False,
-        on_echo: Callable[[str, int], None] = lambda _member, _round: None,
-        on_offer: Callable[[str, SnapshotOffer], None] = lambda _member, _offer: None,
-        on_admitted: Callable[[], None] = lambda: None,
     ) -> None:
         self._core = core
         self._journal = core.journal
@@ -122,9 +119,12 @@ class Guard:
         self.is_joining = is_joining
         self.elections = Elections(core)
         self.joiners = Joiners(core)
-        self._on_echo = on_echo
-        self._on_offer = on_offer
-        self._on_admitted = on_admitted
+        #: As leader: a counting member answered this broadcast in the current term.
+        self.on_echo: Callable[[str, int], None] = lambda _member, _round: None
+        #: As follower: the leader offers a snapshot.
+        self.on_offer: Callable[[str, SnapshotOffer], None] = lambda _member, _offer: None
+        #: As joining member: forget durably that this member is one.
+        self.on_admitted: Callable[[], None] = lambda: None
         #: The (term, leader) that the three fields below speak of.
         self._following: tuple[int, str] | None = None
         self._verified_index = 0
@@ -187,7 +187,7 @@ class Guard:
             case SnapshotOffer():
                 if self._follow(member, message.term):
                     self._acknowledge(member, round_=message.round)
-                    self._on_offer(member, message)
+                    self.on_offer(member, message)
             case Admit():
                 self._receive_admit(member, message)
 
@@ -298,7 +298,7 @@ class Guard:
         # leader it knows keeps it from electing a second one in the same term.
         core.bind_vote(leader)
         self.is_joining = False
-        self._on_admitted()
+        self.on_admitted()
         logger.info("member_admitted leader=%s term=%d index=%d", leader, core.term, message.index)
 
     # Leader.
@@ -318,7 +318,7 @@ class Guard:
             return
         self.joiners.forget(member)
         self._count_ack(member, message)
-        self._on_echo(member, message.round)
+        self.on_echo(member, message.round)
 
     def _count_ack(self, member: str, message: AppendAck) -> None:
         core = self._core

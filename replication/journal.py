@@ -11,15 +11,16 @@ the message that reflects it is sent. Entries are made durable by the pump, in b
 
 from __future__ import annotations
 
-from typing import Protocol, overload
+from collections.abc import Sequence
+from typing import Any, Protocol, overload
 
 from pysyncobj.journal import Journal
 
 JournalEntry = tuple[bytes, int, int]
 
 
-class Batch(Protocol):
-    """What `LogStorage.take_batch` hands to a worker; opaque here."""
+#: What `LogStorage.take_batch` hands to a worker. Each storage has its own; opaque here.
+Batch = Any
 
 
 class LogStorage(Protocol):
@@ -45,10 +46,12 @@ class LogStorage(Protocol):
     @property
     def size_bytes(self) -> int: ...
 
-    def append(self, payload: bytes, *, index: int, term: int) -> None: ...
+    def append(
+        self, payload: bytes, *, index: int, term: int, may_use_reserve: bool = False
+    ) -> None: ...
     def entry(self, index: int) -> JournalEntry: ...
     def term_at(self, index: int) -> int: ...
-    def entries(self, start: int, stop: int) -> list[JournalEntry]: ...
+    def entries(self, start: int, stop: int) -> Sequence[JournalEntry]: ...
     def truncate_suffix(self, first_dropped: int) -> None: ...
     def truncate_prefix(self, last_dropped: int) -> None: ...
     def reset(self, index: int, term: int) -> None: ...
@@ -99,13 +102,10 @@ class WalJournal(Journal):  # type: ignore[misc]
             return False
         return self.term_at(index) == term
 
-    def batch_from(
-        self, index: int, *, bytes_max: int, entries_max: int
-    ) -> list[tuple[bytes, int, int]]:
+    def batch_from(self, index: int, *, bytes_max: int, entries_max: int) -> list[JournalEntry]:
         """Entries from `index` on: at least one if there is any, then while they fit."""
-        taken = self.storage.entries(
-            index, min(self.storage.last_index, index + entries_max - 1) + 1
-        )
+        stop = min(self.storage.last_index, index + entries_max - 1) + 1
+        taken = list(self.storage.entries(index, stop))
         size = 0
         for count, entry in enumerate(taken):
             size += len(entry[0])
@@ -116,7 +116,8 @@ class WalJournal(Journal):  # type: ignore[misc]
     # The library's interface: by position.
 
     def add(self, command: bytes, idx: int, term: int) -> None:
-        self.storage.append(command, index=idx, term=term)
+        # The library appends what a leader sent, and its no-op: refusing those frees no disk.
+        self.storage.append(command, index=idx, term=term, may_use_reserve=True)
 
     def clear(self) -> None:
         raise AssertionError("the log is never cleared: snapshots are installed by reset")
@@ -144,7 +145,7 @@ class WalJournal(Journal):  # type: ignore[misc]
             if stop <= start:
                 return []
             head: list[JournalEntry] = [self._sentinel()] if start == 0 else []
-            return head + storage.entries(base + max(start, 1), base + stop)
+            return [*head, *storage.entries(base + max(start, 1), base + stop)]
         position = item if item >= 0 else len(self) + item
         if position == 0:
             return self._sentinel()

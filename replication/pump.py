@@ -37,6 +37,7 @@ from replication.messages import RaftMessage
 from replication.proposals import RETRY_AFTER_S, Done, Proposals
 from replication.reads import ReadIndex
 from replication.runtime import Runtime
+from wal.errors import OutOfSpace
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ DRAIN_BYTES_MAX: Final = 8 * 1024 * 1024
 TICK_S: Final = 0.01
 #: Followers learn a commit with the next append; without one, after this long.
 COMMIT_NEWS_S: Final = 0.004
+#: A batch that found no room on the disk is written again after this long.
+RETRY_WRITE_S: Final = 0.5
 #: Commit times kept for the measured lag from commit to apply.
 COMMIT_MARKS_MAX: Final = 4_096
 
@@ -67,6 +70,7 @@ class Pump:
         runtime: Runtime,
         *,
         applied_index: int,
+        applied_term: int,
         on_applied: Callable[[int], None] = lambda _index: None,
         on_leadership: Callable[[Leadership], None] = lambda _leadership: None,
         on_fatal: Callable[[BaseException], None] = lambda _error: None,
@@ -82,7 +86,9 @@ class Pump:
         self.proposals = Proposals(config)
         self.reads = ReadIndex(core)
         self.applied_index = applied_index
-        self.applied_term = core.journal.term_at(applied_index)
+        self.applied_term = applied_term
+        #: Payload applied since the start; the snapshot engine's measure.
+        self.applied_bytes = 0
         core.set_applied(applied_index)
         self.leadership = Leadership(term=core.term, role=Role.FOLLOWER, leader=None)
         self.apply_lag_ms = 0.0
@@ -133,6 +139,9 @@ class Pump:
             return
         try:
             self._guard.receive(member, message)
+        except OutOfSpace as error:
+            # What did not fit is not acknowledged; the leader sends it again.
+            logger.error("append_refused leader=%s error=%s", member, error)
         except Exception as error:  # noqa: BLE001 - fail-stop, whatever it was
             self.fail(error)
             return
@@ -181,6 +190,12 @@ class Pump:
         self._on_applied(index)
         self.wake()
 
+    def note_committed(self, index: int) -> None:
+        """Everything up to `index`, which is in the log, is known to be committed."""
+        self._core.note_committed(index)
+        self._guard.note_installed(index)
+        self.wake()
+
     # Turns.
 
     def _tick(self) -> None:
@@ -218,9 +233,8 @@ class Pump:
             payload = encode_command(proposal.command)
             try:
                 index = core.append(payload)
-            except OSError as error:
-                # The log's disk is full; it is unchanged. Nothing was appended, so the proposer
-                # may try again when there is room.
+            except OutOfSpace as error:
+                # Nothing was appended, so the proposer may try again when there is room.
                 logger.error("append_refused error=%s", error)
                 proposal.done(
                     Overloaded("no room for the log on disk", retry_after_s=RETRY_AFTER_S)
@@ -254,15 +268,22 @@ class Pump:
         if batch is None:
             return
         self._is_syncing = True
-        taken: Batch = batch
+        self._write(batch)
+
+    def _write(self, batch: Batch) -> None:
+        storage = self._core.journal.storage
         self._runtime.run_in_worker(
-            lambda: storage.write_batch(taken), lambda error: self._finish_sync(taken, error)
+            lambda: storage.write_batch(batch), lambda error: self._finish_sync(batch, error)
         )
 
     def _finish_sync(self, batch: Batch, error: BaseException | None) -> None:
-        self._is_syncing = False
         if self._is_stopped:
             return
+        if isinstance(error, OutOfSpace):
+            logger.error("log_write_waits error=%s", error)
+            self._runtime.call_later(RETRY_WRITE_S, lambda: self._write(batch))
+            return
+        self._is_syncing = False
         if error is not None:
             # What a failed sync left in the page cache may read back well and never reach the
             # disk, so nothing of the batch may ever count: stop, and recover from disk or peers.
@@ -304,6 +325,7 @@ class Pump:
         command = command_of(payload)
         result = None if command is None else self._machine.apply(index, term, command)
         self.applied_index, self.applied_term = index, term
+        self.applied_bytes += len(payload)
         self.proposals.resolve_applied(index, term, result)
 
     def _measure_lag(self) -> None:

@@ -100,12 +100,17 @@ class Transport:
         return port
 
     async def close(self) -> None:
-        """Close every connection. Idempotent."""
+        """Close every connection and wait for the dialling to end. Idempotent."""
+        tasks = self._tasks
+        self.abort()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def abort(self) -> None:
+        """Close every connection now. Idempotent."""
         self._is_closed = True
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         if self._server is not None:
             self._server.close()
             self._server = None
