@@ -44,6 +44,11 @@ STALLED_S: Final = 300.0
 class Sink(Protocol):
     """Where messages of one stream go. `send` returns once there is room for more."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the reader is still there."""
+        ...
+
     async def send(self, message: Message) -> None: ...
 
 
@@ -52,7 +57,7 @@ async def serve_stream(
 ) -> None:
     """Send what `request` asks for from `directory` (the attempt's output), then BulkEnd.
 
-    Following ends once `is_over` and everything written before was sent.
+    Following ends once `is_over` and everything written before was sent, or the reader has gone.
     """
     if request.stream not in STREAMS:
         await sink.send(BulkEnd(code="error", message=f"{request.stream!r} is no stream"))
@@ -61,7 +66,7 @@ async def serve_stream(
     if request.tail_bytes > 0:
         size = await asyncio.to_thread(stream_size, directory, request.stream)
         offset = max(0, size - request.tail_bytes)
-    while True:
+    while sink.is_open:
         # Read before the files: what was written until the end is then certainly seen.
         has_ended = not request.is_following or is_over()
         at, data = await asyncio.to_thread(
@@ -81,8 +86,13 @@ async def serve_stream(
 class _Connection:
     """A Sink over a TCP connection."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
         self._writer = writer
+
+    @property
+    def is_open(self) -> bool:
+        return not (self._reader.at_eof() or self._writer.is_closing())
 
     async def send(self, message: Message) -> None:
         self._writer.write(encode_frame(encode_message(message)))
@@ -133,11 +143,11 @@ class BulkStreams:
 
     async def _serve(self, request: OpenBulk, address: str) -> None:
         try:
-            writer = await self._connect(address)
+            reader, writer = await self._connect(address)
         except ConnectFailed as error:
             self._log.warning("bulk_failed", request=request.request, reason=str(error))
             return
-        sink = _Connection(writer)
+        sink = _Connection(reader, writer)
         hello = BulkHello(
             name=self._config.name, node_uuid=self._node_uuid, request=request.request
         )
@@ -168,12 +178,12 @@ class BulkStreams:
         is_there = (self._attempts / request.token).is_dir() or self._is_live(request.token)
         return None if is_there else BulkEnd(code="missing", message="no output of it is here")
 
-    async def _connect(self, address: str) -> asyncio.StreamWriter:
+    async def _connect(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
             host, port = split_address(address)
             context = client_context(self._config.tls) if self._config.tls is not None else None
             async with asyncio.timeout(CONNECT_S):
-                _, writer = await asyncio.open_connection(host, port, ssl=context)
+                reader, writer = await asyncio.open_connection(host, port, ssl=context)
         except (OSError, ValueError, TimeoutError) as error:
             raise ConnectFailed(f"{address}: {error or 'no answer'}") from None
         if context is not None:
@@ -182,4 +192,4 @@ class BulkStreams:
             except ConnectFailed:
                 writer.close()
                 raise
-        return writer
+        return reader, writer

@@ -75,7 +75,9 @@ class AgentState:
         self.seen = seen
         self.session: Session | None = None
         self.usage = UsageSampled()
-        self.store_id = ""
+        #: Of the keeper last attached; a hello tells them.
+        self.store_id = self.boot_id = ""
+        self.limits = "sampled"
         self.is_keeper_attached = False
         #: The keeper's list was taken in since it was attached.
         self.is_listed = False

@@ -31,7 +31,7 @@ def attach(core: AgentState, event: KeeperAttached) -> None:
         core.attempts.clear()
         if core.session is not None:
             core.reconnect("the keeper has another store")
-    core.store_id = event.store_id
+    core.store_id, core.boot_id, core.limits = event.store_id, event.boot_id, event.limits
     if core.session is not None and not core.session.is_joined:
         rejoin.begin(core, core.session)
     else:

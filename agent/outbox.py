@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from wal.keyed import KeyedStore
 
 from scheduler.protocol.messages import ITEMS_MAX, Report
 from wal.identity import Identity
+from wal.keyed import KeyedStore
+from wal.settings import WalSettings
 
 #: Reports sent and not yet answered: a slow leader is not buried under a long outbox.
 IN_FLIGHT_MAX: Final = 2_000
@@ -88,6 +89,11 @@ class Outbox:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether `take_writes` has something to hand out."""
+        return bool(self._puts or self._drops)
 
     def has(self, token: str, kind: str) -> bool:
         """Whether a report of this kind waits for this attempt."""
@@ -211,8 +217,12 @@ class Outbox:
 class OutboxDisk:
     """The outbox's reports in a KeyedStore. One thread at a time: the caller awaits each write."""
 
-    def __init__(self, directory: Path, *, identity: Identity) -> None:
-        self._store = KeyedStore.open(directory, identity=identity)
+    def __init__(self, directory: Path, *, cluster_id: str, name: str) -> None:
+        identity = Identity(cluster_id, name)
+        self._store = KeyedStore.open(directory, identity=identity, settings=WalSettings.agent())
+        #: The write that is under way, and how many of its changes are in the store.
+        self._current: Writes | None = None
+        self._done = 0
 
     @property
     def damaged(self) -> int:
@@ -235,16 +245,32 @@ class OutboxDisk:
         return reports, max([last, *(report.sequence for report in reports[-1:])])
 
     def write(self, writes: Writes) -> None:
-        """Make `writes` durable: one sync. Blocking; raises OutOfSpace, and SyncFailed (fatal)."""
-        for report in writes.puts:
-            self._store.put(_key(report.sequence), _ENCODER.encode((_VERSION, report)))
-        for sequence in writes.drops:
-            if self._store.get(_key(sequence)) is not None:
-                self._store.delete(_key(sequence))
+        """Make `writes` durable: one sync. Blocking.
+
+        Raises OutOfSpace: call again with the same `writes`, which goes on where it stopped; and
+        SyncFailed, which is fatal.
+        """
+        if self._current is not writes:
+            self._current, self._done = writes, 0
+        changes = self._changes(writes)
+        for key, value in changes[self._done :]:
+            if value is not None:
+                self._store.put(key, value)
+            else:
+                self._store.delete(key)
+            self._done += 1
+        self._store.sync()
+
+    @staticmethod
+    def _changes(writes: Writes) -> list[tuple[bytes, bytes | None]]:
+        changes: list[tuple[bytes, bytes | None]] = [
+            (_key(report.sequence), _ENCODER.encode((_VERSION, report))) for report in writes.puts
+        ]
+        changes += [(_key(sequence), None) for sequence in writes.drops]
         # With the newest report dropped, nothing else would tell a restart where to go on.
         if writes.drops:
-            self._store.put(_LAST_KEY, writes.last_sequence.to_bytes(8, "big"))
-        self._store.sync()
+            changes.append((_LAST_KEY, writes.last_sequence.to_bytes(8, "big")))
+        return changes
 
     def close(self) -> None:
         """Release the store and its lock."""
