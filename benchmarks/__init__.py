@@ -1,0 +1,1 @@
+"""One named question a file; `python -m benchmarks NAME [--json]`. Results: docs/benchmarks.md."""
