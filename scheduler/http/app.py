@@ -43,10 +43,9 @@ def make_app(service: ServicePort, auth: Authenticator, *, forwarder: Forwarder)
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in OPERATIONS:
         by_path.setdefault(operation.path, {})[operation.method] = operation
-    routes = [
-        Route(path, _Endpoint(service, auth, forwarder, operations))
-        for path, operations in by_path.items()
-    ]
+    # `{id}:kill` before `{id}`, which would take it for an id.
+    paths = sorted(by_path, key=lambda path: "}:" not in path)
+    routes = [Route(path, _Endpoint(service, auth, forwarder, by_path[path])) for path in paths]
     router = Router(routes, redirect_slashes=False, default=_unknown_path)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
