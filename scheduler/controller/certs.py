@@ -69,7 +69,8 @@ def issue(
 ) -> Issued:
     """A new key and certificate for `common_name` (`controller:c1`).
 
-    Signed by the CA in `directory`. Written into `into` (default: `directory`) as `NAME.pem` and `NAME.key`, replacing older ones.
+    Signed by the CA in `directory`; written into `into` (default: `directory`) as `NAME.pem` and
+    `NAME.key`, replacing older ones.
     """
     authority = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
     authority_key = serialization.load_pem_private_key((directory / "ca.key").read_bytes(), None)

@@ -9,13 +9,20 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from scheduler.controller.leases import margin_ms
 from scheduler.core.settings import SETTINGS
 from scheduler.protocol.ids import NAME
-from scheduler.protocol.units import BadQuantity, parse_duration_ms, parse_size_bytes
+from scheduler.protocol.units import (
+    BadQuantity,
+    format_duration,
+    parse_duration_ms,
+    parse_size_bytes,
+)
 
 ELECTION_TIMEOUT: Final = "500ms-1s"
 SNAPSHOT_ENTRIES: Final = 100_000
@@ -115,15 +122,22 @@ def parse_config(text: str, path: Path) -> ControllerConfig:
 
 
 def parse_setting(name: str, value: object) -> int | str:
-    """A cluster-wide setting as the state keeps it. Raises ValueError with what would be right."""
+    """A cluster-wide setting as the state keeps it: durations in ms, given so or as text.
+
+    Raises ValueError with what would be right.
+    """
     known = SETTINGS.get(name)
     if known is None:
         raise ValueError(f"there is no setting {name!r}{_suggest(name, SETTINGS)}")
     kind = known[0]
-    if kind == "ms":
+    if kind == "ms" and isinstance(value, str):
         return parse_duration_ms(value)
-    if kind == "int":
-        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value, re.ASCII):
+    if kind in {"ms", "int"}:
+        if (
+            kind == "int"
+            and isinstance(value, str)
+            and re.fullmatch(r"[0-9]{1,18}", value, re.ASCII)
+        ):
             return int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"{name} is a number, such as {known[1]}, and not {value!r}")
@@ -132,6 +146,35 @@ def parse_setting(name: str, value: object) -> int | str:
     if value not in choices:
         raise ValueError(f"{name} is one of {', '.join(choices)}, and not {value!r}")
     return str(value)
+
+
+def settings_mistakes(settings: Mapping[str, int | str]) -> list[str]:
+    """What does not go together among all cluster-wide settings (specification 7.1)."""
+    interval, timeout, transient = (
+        int(settings[name])
+        for name in ("heartbeat_interval", "heartbeat_timeout", "transient_timeout")
+    )
+    mistakes = []
+    if interval <= 0:
+        mistakes.append("heartbeat_interval must be above 0")
+    if timeout < 3 * interval:
+        mistakes.append(
+            f"heartbeat_timeout ({format_duration(timeout)}) must be at least three times"
+            f" heartbeat_interval ({format_duration(interval)}): a lost beat is no lost node"
+        )
+    needed = timeout + margin_ms(transient)
+    if transient <= needed:
+        mistakes.append(
+            f"transient_timeout ({format_duration(transient)}) must exceed heartbeat_timeout and"
+            f" the lease's margin, {format_duration(needed)} together: else leases end before"
+            " silence is noticed"
+        )
+    return mistakes
+
+
+def default_settings() -> dict[str, int | str]:
+    """Every cluster-wide setting at its default."""
+    return {name: default for name, (_, default) in SETTINGS.items()}
 
 
 def _read_document(reader: _Reader, document: Table) -> ControllerConfig | None:
@@ -242,8 +285,13 @@ def _read_settings(reader: _Reader, table: Table) -> dict[str, int | str]:
     for name, value in table.items():
         try:
             settings[name] = parse_setting(name, value)
+            if SETTINGS[name][0] == "ms" and not isinstance(value, str):
+                raise ValueError(f'write the duration as text: "{format_duration(value)}"')
         except ValueError as error:
             reader.mistake(f"settings.{name}", str(error))
+    if not reader.mistakes:
+        for mistake in settings_mistakes({**default_settings(), **settings}):
+            reader.mistake("settings", mistake)
     return settings
 
 

@@ -11,11 +11,16 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from scheduler.controller.config import ControllerConfig, parse_setting
+from scheduler.controller.config import (
+    ControllerConfig,
+    default_settings,
+    parse_setting,
+    settings_mistakes,
+)
 from scheduler.protocol.ids import first_incarnation
 from wal.identity import Identity, create_directory
 
@@ -39,8 +44,11 @@ class Founding:
 def draw_founding(
     settings: Mapping[str, object] | None = None, *, cluster_id: str = ""
 ) -> Founding:
-    """A new cluster's record. Raises ValueError for a setting that does not exist or fit."""
+    """A new cluster's record. Raises ValueError for settings that do not exist or fit."""
     seeds = {name: parse_setting(name, value) for name, value in (settings or {}).items()}
+    mistakes = settings_mistakes({**default_settings(), **seeds})
+    if mistakes:
+        raise ValueError("; ".join(mistakes))
     return Founding(
         cluster_id=cluster_id or secrets.token_hex(CLUSTER_ID_BYTES),
         incarnation=first_incarnation(secrets.randbits(32)),
@@ -62,8 +70,9 @@ def found(
     """
     known = _read(config.data_dir)
     if known is None:
-        seeds = {**config.settings, **(settings or {})}
-        known = founding or draw_founding(seeds, cluster_id=config.cluster_id)
+        known = founding or _with_seeds(
+            draw_founding(settings, cluster_id=config.cluster_id), config.settings
+        )
         config.data_dir.mkdir(parents=True, exist_ok=True)
         _write(config.data_dir, known)
     create_directory(config.data_dir, identity_of(config, known))
@@ -94,6 +103,11 @@ def identity_of(config: ControllerConfig, founding: Founding) -> Identity:
 def incarnation_number(incarnation: str) -> int:
     """The incarnation as the number that the log's identity keeps; ordered alike."""
     return int(incarnation, 16)
+
+
+def _with_seeds(founding: Founding, settings: dict[str, int | str]) -> Founding:
+    """`founding` with the configuration's own seeds beneath its settings."""
+    return replace(founding, settings={**settings, **founding.settings})
 
 
 def _read(directory: Path) -> Founding | None:
