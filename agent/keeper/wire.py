@@ -104,7 +104,9 @@ class Reader:
 
 def _decode(body: bytes) -> dict[str, Any]:
     try:
-        message = msgpack.unpackb(body, raw=False, strict_map_key=False)
+        message = msgpack.unpackb(
+            body, raw=False, strict_map_key=False, unicode_errors="surrogateescape"
+        )
     except (ValueError, msgpack.UnpackException) as error:
         raise WireError(f"no msgpack: {error}") from None
     if not isinstance(message, dict):
