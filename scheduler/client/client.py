@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from scheduler.client import calls
 from scheduler.client.calls import Call
-from scheduler.client.connection import Connections
+from scheduler.client.connection import Body, Connections
 from scheduler.client.context import Context
 from scheduler.client.errors import BadAnswer, Document, WaitTimeout
 from scheduler.client.failover import Answer, Controllers, Steps, Wait, steps
@@ -254,11 +254,11 @@ class Client:
         headers = {"Content-Type": "application/json", "Idempotency-Key": new_key()}
         return self.send(Call(method, target, json.dumps(body).encode(), headers, is_change=True))
 
-    def _open(self, call: Call) -> Any:
+    def _open(self, call: Call) -> Body:
         """A stream's body, from the first controller that serves it."""
         plan = self._steps(call)
         step = next(plan)
-        body = None
+        body: Body | None = None
         try:
             while True:
                 if isinstance(step, Wait):
@@ -268,6 +268,7 @@ class Client:
                     outcome, body = self._connections.open_stream(step.url, call, step.timeout_s)
                     step = plan.send(outcome)
         except StopIteration:
+            assert body is not None
             return body
 
     def _steps(self, call: Call) -> Steps:

@@ -28,6 +28,22 @@ class BadContext(ClientError):
     code = "bad_context"
 
 
+class Body:
+    """The body of an answer that goes on, and the connection it comes over. Close it."""
+
+    def __init__(
+        self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse
+    ) -> None:
+        self._connection = connection
+        self.read = response.read
+        self.readline = response.readline
+        self._response = response
+
+    def close(self) -> None:
+        self._response.close()
+        self._connection.close()
+
+
 class Connections:
     """The connections of one client, at most one kept open for each controller."""
 
@@ -60,7 +76,7 @@ class Connections:
 
     def open_stream(
         self, url: str, call: Call, timeout_s: float
-    ) -> tuple[Answer | Broken, http.client.HTTPResponse | None]:
+    ) -> tuple[Answer | Broken, Body | None]:
         """The head of an answer, and its body to read when it is a success. Close the body."""
         connection = self._connect(url, timeout_s)
         if isinstance(connection, Broken):
@@ -76,7 +92,7 @@ class Connections:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             return Broken(_reason(url, error), is_sent=True), None
-        return Answer(response.status, _headers(response)), response
+        return Answer(response.status, _headers(response)), Body(connection, response)
 
     def _exchange(
         self, url: str, connection: http.client.HTTPConnection, call: Call, timeout_s: float

@@ -15,11 +15,12 @@ from typing import Final
 
 from scheduler.client import calls
 from scheduler.client.calls import Call
+from scheduler.client.connection import Body
 from scheduler.client.errors import ApiError, Document, LogLost
 from scheduler.protocol.errors import DecodeError
 from scheduler.protocol.logframes import DATA, END, HEAD, HEADER, LogFrame, decode_header
 
-Open = Callable[[Call], http.client.HTTPResponse]
+Open = Callable[[Call], Body]
 ReadJob = Callable[[str], Document]
 
 #: Pause before a broken stream is opened again, seconds; doubled while nothing new comes.
@@ -77,7 +78,7 @@ class EventStream:
             pause.sleep()
 
 
-def read_events(body: http.client.HTTPResponse) -> Iterator[tuple[int | None, Document | None]]:
+def read_events(body: Body) -> Iterator[tuple[int | None, Document | None]]:
     """(id, event) of each message of a stream; the event is None for a bare id or comment.
 
     An id is given only once all events of its index have come, so resuming loses none.
@@ -167,33 +168,26 @@ class LogStream:
                 return
         yield from self._attempt(tail_bytes)
         while self._goes_on and self._at.number:
-            self._at = _Position(number=self._at.number)
             self._number = self._at.number + 1
-            if not self._wait_for_output():
-                return
+            self._at = _Position()
             yield from self._attempt(None)
 
-    def _call(self, *, tail_bytes: int | None, is_following: bool) -> Call:
+    def _call(self, tail_bytes: int | None) -> Call:
         return calls.logs(
             self._target,
             stream=self._stream,
             attempt=self._number,
             offset=0 if tail_bytes else self._at.offset,
             tail_bytes=tail_bytes,
-            follow=is_following,
+            follow=self._is_following,
         )
 
     def _attempt(self, tail_bytes: int | None) -> Iterator[LogChunk]:
         """All of one attempt's output from the present offset on, resumed until it is complete."""
-        if self._is_following and not self._wait_for_output():
-            return
+        body = self._first_body(tail_bytes)
         pause = _Pause()
-        end: Document | None = None
-        while end is None or end.get("code") == "moved":
-            if end is not None or (tail_bytes is None and self._at.attempt):
-                pause.sleep()
-            body = self._open(self._call(tail_bytes=tail_bytes, is_following=self._is_following))
-            end = None
+        while body is not None:
+            end: Document = {"code": "moved"}  # holds for a body that breaks off without an end
             for frame in read_frames(body):
                 if frame.kind == DATA:
                     tail_bytes = None  # from here on it resumes by offset
@@ -204,7 +198,10 @@ class LogStream:
                     self._begin(frame)
                 elif frame.kind == END:
                     end = frame.document()
-        self._check_end(end)
+            if self._is_at_end(end):
+                return
+            pause.sleep()
+            body = self._open(self._call(tail_bytes))
 
     def _begin(self, frame: LogFrame) -> None:
         head = frame.document()
@@ -225,27 +222,35 @@ class LogStream:
         self._at.offset = start + len(data)
         return LogChunk(self._at.attempt, self._stream, start, data, lost_bytes=lost)
 
-    def _check_end(self, end: Document) -> None:
+    def _is_at_end(self, end: Document) -> bool:
+        """False when more may come and is to be asked for again. Raises LogLost."""
         code = str(end.get("code", ""))
-        if code not in ("complete", "so_far"):
-            message = str(end.get("message") or f"the log is not there: {code}")
-            raise LogLost(message, code=code, offset=self._at.offset)
+        if code == "so_far":
+            # The output ended, but the attempt's end is not in the log yet.
+            return not self._is_following
+        if code in ("complete", "moved"):
+            return code == "complete"
+        message = str(end.get("message") or f"the log is not there: {code}")
+        raise LogLost(message, code=code, offset=self._at.offset)
 
-    def _wait_for_output(self) -> bool:
-        """Wait until the wanted attempt was placed; False when the job ends without it."""
+    def _first_body(self, tail_bytes: int | None) -> Body | None:
+        """The output of the wanted attempt; when following, waited for until it started.
+
+        None when the job ends without it.
+        """
+        if not self._is_following:
+            return self._open(self._call(tail_bytes))
         pause = _Pause()
         while True:
             # Read before the attempt is looked for: a final job gets no further one.
             is_final = self._read_job(self._job).get("phase") in _FINAL
             try:
-                self._open(self._call(tail_bytes=1, is_following=False)).close()
+                return self._open(self._call(tail_bytes))
             except ApiError as error:
                 if error.code not in ("not_started", "unknown_attempt"):
                     raise
-            else:
-                return True
             if is_final:
-                return False
+                return None
             pause.sleep()
 
     def _last_lines(self, lines: int) -> Iterator[LogChunk]:
@@ -276,7 +281,7 @@ def last_lines(data: bytes, lines: int) -> bytes:
     return data[end + 1 :] if lines > 0 else b""
 
 
-def read_frames(body: http.client.HTTPResponse) -> Iterator[LogFrame]:
+def read_frames(body: Body) -> Iterator[LogFrame]:
     """The frames of a body until its end frame, or until the connection breaks. Closes it."""
     try:
         while len(header := body.read(HEADER.size)) == HEADER.size:

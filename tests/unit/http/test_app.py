@@ -83,9 +83,7 @@ async def test_status_is_answered_without_asking_anybody(
     assert {name for name, _ in service.asked} == {"read_stale"}
 
 
-async def test_settings_are_changed_together_or_refused(
-    app: ASGIApp, service: FakeService
-) -> None:
+async def test_settings_are_changed_together_or_refused(app: ASGIApp, service: FakeService) -> None:
     answer = await call(app, "PATCH", "/v1/cluster/config", body={"rejoin_grace": "30s"})
     assert answer.status == 200
     assert dict(service.asked)["configure"] == ({"rejoin_grace": "30s"}, "admin")
