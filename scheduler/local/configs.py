@@ -21,6 +21,8 @@ CONTROLLER_KEYS: Final = ("election_timeout", "snapshot_entries", "segment_size"
 LOCAL_SEGMENT_SIZE: Final = "16MiB"
 #: `down` ends the jobs, so its SIGTERM has to be an orderly leave.
 ON_SIGTERM: Final = "leave"
+#: Longest that a leave waits for ends and their commits; below the patience of `down`.
+LEAVE_TIMEOUT: Final = "18s"
 
 
 def controller_toml(layout: Layout, plan: Plan, name: str) -> str:
@@ -55,6 +57,7 @@ def agent_toml(layout: Layout, plan: Plan, name: str) -> str:
         "data_dir": str(layout.data_dir("agent", name)),
         "cluster_id": plan.cluster_id,
         "on_sigterm": ON_SIGTERM,
+        "leave_timeout": LEAVE_TIMEOUT,
         "controllers": [
             {"name": one.name, "address": f"{HOST}:{one.agents_port}"} for one in plan.controllers
         ],

@@ -33,7 +33,7 @@ from scheduler.local.processes import (
 )
 
 #: Seconds for an agent to end its jobs, have that committed and leave. A job's own grace is 10 s.
-LEAVE_PATIENCE_S: Final = 20.0
+LEAVE_PATIENCE_S: Final = 23.0
 #: Seconds for a keeper to end after its agent did.
 KEEPER_PATIENCE_S: Final = 5.0
 #: Seconds for a controller to step down and close its log.

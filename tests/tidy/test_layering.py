@@ -47,7 +47,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "scheduler.protocol",
         # It founds clusters: certificates and data directories are made by the same code.
         "scheduler.controller.certs",
+        "scheduler.controller.config",
         "scheduler.controller.founding",
+        "wal.errors",
     ),
     "scheduler.main": ("scheduler", "replication", "wal"),
     "scheduler.verify": ("scheduler", "replication", "wal"),

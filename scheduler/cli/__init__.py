@@ -1,0 +1,1 @@
+"""The command line: arguments in, calls of the public HTTP API, tables or JSON out."""
