@@ -1,0 +1,1 @@
+"""Unit tests of the agent: no sockets, virtual time."""
