@@ -1,0 +1,1 @@
+"""Crash consistency of `wal`: every state a power cut can leave, and every kind of damage."""
