@@ -98,6 +98,6 @@ class AttemptTable(dict[str, Attempt]):
         attempt.start = start or attempt.start
         attempt.finish = finish
         attempt.is_frozen = bool(item.get("frozen"))
-        attempt.is_acknowledged = attempt.is_acknowledged or bool(item.get("acknowledged"))
+        attempt.is_acknowledged = attempt.is_acknowledged or bool(item.get("is_forgotten"))
         attempt.order = None
         return attempt, before

@@ -81,6 +81,7 @@ class AgentState:
         self.is_keeper_attached = False
         #: The keeper's list was taken in since it was attached.
         self.is_listed = False
+        self.listing: ledger.Listing | None = None
         #: What is sent anyway with each session: orders voided and not yet told to the cluster.
         self.voided: set[str] = set()
         #: "" | wanted | stopping | stopped: how far a leave is.
@@ -266,7 +267,7 @@ class AgentState:
             self._send_heartbeat(session)
         if session.inventory == "relist" and self.now_ms >= session.relist_at_ms:
             session.inventory = "list"
-            self.ask("list")
+            ledger.ask_list(self)
         if session.is_unacknowledged(self.now_ms):
             self.reconnect(f"no acknowledgement for {session.heartbeat_timeout_ms} ms")
         elif session.is_query_due(self.now_ms, self.outbox.oldest_in_flight_ms()):

@@ -16,7 +16,6 @@ import socket
 import struct
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -50,14 +49,15 @@ Feed = Callable[[list[Event]], None]
 
 
 class KeeperLink(asyncio.Protocol):
-    """One connection: requests out in order, their answers and events in."""
+    """One connection: requests out, their answers and the keeper's events in."""
 
     def __init__(self, feed: Feed) -> None:
         #: Who takes what comes; replaced once, before the attach.
         self.take = feed
         self._reader = wire.Reader()
         self._transport: asyncio.Transport | None = None
-        self._open: deque[dict[str, Any]] = deque()
+        #: Requests without an answer, by id, oldest first.
+        self._open: dict[int, dict[str, Any]] = {}
         self._next_id = 0
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         #: Watch ticks since the oldest open request was sent or the last answer came.
@@ -85,30 +85,25 @@ class KeeperLink(asyncio.Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a request has no answer yet."""
-        return bool(self._open)
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether it was told to leave: its answer takes as long as the jobs' ends."""
-        return any(request["do"] == "stop" for request in self._open)
+        """Whether a request has no answer yet; `stop` is answered when all jobs have ended."""
+        return any(request["do"] != "stop" for request in self._open.values())
 
     def ask(self, request: dict[str, Any]) -> None:
         """Send one request; its answer is fed as KeeperAnswered."""
         if self._transport is None or self.closed.done():
             return
         self._next_id += 1
-        if not self._open:
+        if not self.is_waiting:
             self.silent_ticks = 0
-        self._open.append({**request, "id": self._next_id})
+        request = {**request, "id": self._next_id}
         try:
-            self._transport.write(wire.encode(self._open[-1]))
+            self._transport.write(wire.encode(request))
         except wire.WireError as error:
-            self._open.pop()
             refusal = {"ok": False, "code": "bad_order", "message": str(error)}
             events: list[Event] = [KeeperAnswered(request, refusal)]
             asyncio.get_running_loop().call_soon(self.take, events)
             return
+        self._open[self._next_id] = request
         if self._transport.get_write_buffer_size() > SEND_BYTES_MAX:
             self.abort("the keeper does not read")
 
@@ -127,10 +122,11 @@ class KeeperLink(asyncio.Protocol):
         return int(_PEER_CREDENTIALS.unpack(raw)[0])
 
     def _match(self, answer: dict[str, Any]) -> KeeperAnswered:
-        if not self._open or self._open[0]["id"] != answer.get("id"):
+        request = self._open.pop(answer.get("id", -1), None)
+        if request is None:
             raise wire.WireError("an answer to nothing that was asked")
         self.silent_ticks = 0
-        return KeeperAnswered(self._open.popleft(), answer)
+        return KeeperAnswered(request, answer)
 
     def _finish(self, reason: str) -> None:
         if not self.closed.done():
@@ -214,6 +210,7 @@ class Custody:
                 boot_id=str(answer.get("boot_id", "")),
                 pid=int(answer.get("pid") or pid),
                 limits=str(answer.get("limits", "sampled")),
+                is_disk_low=bool(answer.get("is_disk_low")),
             )
             self._feed([attached, *rest])
 
@@ -243,7 +240,7 @@ class Custody:
             link.silent_ticks += 1
             is_lease_over = self._is_lease_over()
             limit = HUNG_AT_LEASE_END_TICKS if is_lease_over else HUNG_TICKS
-            if link.silent_ticks > limit and not link.is_stopping:
+            if link.silent_ticks > limit:
                 self._log.warning("keeper_hung", pid=pid, is_lease_over=is_lease_over)
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)

@@ -27,6 +27,7 @@ class KeeperAttached:
     boot_id: str
     pid: int
     limits: str
+    is_disk_low: bool = False
 
 
 @dataclass(frozen=True, slots=True)

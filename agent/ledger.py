@@ -5,7 +5,8 @@ Functions over AgentState, which says what a reconnect must bring back.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -20,6 +21,20 @@ from scheduler.protocol.messages import Report
 if TYPE_CHECKING:
     from agent.core import AgentState
 
+#: Attempts in one answer to `list`: 2,000 with all their facts stay below 2 MiB.
+LIST_PAGE: Final = 2_000
+
+
+@dataclass(slots=True)
+class Listing:
+    """A listing under way."""
+
+    #: The table when it began: only what was known then can be found missing.
+    known_before: frozenset[str]
+    wants_all: bool
+    tokens: set[str] = field(default_factory=set)
+    is_wanted_again: bool = False
+
 
 def attach(core: AgentState, event: KeeperAttached) -> None:
     """A keeper is there: whatever it knows is asked for first."""
@@ -32,16 +47,17 @@ def attach(core: AgentState, event: KeeperAttached) -> None:
         if core.session is not None:
             core.reconnect("the keeper has another store")
     core.store_id, core.boot_id, core.limits = event.store_id, event.boot_id, event.limits
+    core.is_disk_low = event.is_disk_low
     if core.session is not None and not core.session.is_joined:
         rejoin.begin(core, core.session)
     else:
-        core.ask("list")
+        ask_list(core)
 
 
 def lose_keeper(core: AgentState) -> None:
     """What was asked and not answered stays in `open_requests` and in the orders."""
     core.is_keeper_attached = core.is_listed = False
-    core.settings = None
+    core.settings = core.listing = None
     if core.leaving == "stopping":
         # It died before it had ended everything: the next one is told to.
         core.leaving = "wanted"
@@ -68,9 +84,31 @@ def take_answer(core: AgentState, request: dict[str, Any], answer: dict[str, Any
         _take_stopped(core, answer)
 
 
+def ask_list(core: AgentState) -> None:
+    """Have the keeper list its attempts, page by page; what it says comes to `_take_list`.
+
+    One listing at a time: asked for during another, it begins when that one has ended.
+    """
+    if not core.is_keeper_attached:
+        return
+    if core.listing is not None:
+        core.listing.is_wanted_again = True
+        return
+    wants_all = core.session is not None and core.session.wants_all
+    core.listing = Listing(frozenset(core.attempts), wants_all=wants_all)
+    _ask_page(core, core.listing, after="")
+
+
+def _ask_page(core: AgentState, listing: Listing, *, after: str) -> None:
+    core.ask("list", with_forgotten=listing.wants_all, after=after, limit=LIST_PAGE)
+
+
 def _take_list(core: AgentState, answer: dict[str, Any]) -> None:
-    listed = set()
-    for item in answer.get("attempts", ()):
+    listing = core.listing
+    if listing is None:
+        return
+    items = list(answer.get("attempts") or ())
+    for item in items:
         try:
             attempt, before = core.attempts.take_listed(item)
         except BadFacts as error:
@@ -78,22 +116,46 @@ def _take_list(core: AgentState, answer: dict[str, Any]) -> None:
             # It exists: left out of an inventory it would count as lost.
             token = str(item.get("token"))
             core.attempts.setdefault(token, Attempt(token, Phase.DAMAGED))
-            listed.add(token)
+            listing.tokens.add(token)
             continue
-        listed.add(attempt.token)
+        listing.tokens.add(attempt.token)
         _report_change(core, attempt, before)
-    wants_all = core.session is not None and core.session.wants_all
-    for token, attempt in list(core.attempts.items()):
+        _take_signs(core, attempt, item, is_new=before is None)
+    if answer.get("is_more") and items:
+        _ask_page(core, listing, after=str(items[-1].get("token")))
+        return
+    core.listing = None
+    _end_listing(core, listing)
+    if listing.is_wanted_again:
+        ask_list(core)
+    elif core.session is not None and core.session.inventory == "list":
+        rejoin.send_inventory(core, core.session)
+    stop_keeper(core)
+
+
+def _end_listing(core: AgentState, listing: Listing) -> None:
+    """All pages are in: what the keeper does not have is not here."""
+    for token in listing.known_before:
+        attempt = core.attempts.get(token)
+        if attempt is None or attempt.phase is Phase.ORDERED:
+            continue
         # What the cluster has is kept by the keeper alone, unless a new incarnation asks for it.
-        is_settled = attempt.is_acknowledged and not wants_all
-        if is_settled or (token not in listed and attempt.phase is not Phase.ORDERED):
+        is_settled = attempt.is_acknowledged and not listing.wants_all
+        if is_settled or token not in listing.tokens:
             del core.attempts[token]
     if not core.is_listed:
         core.is_listed = True
         _ask_again(core)
-    if core.session is not None and core.session.inventory == "list":
-        rejoin.send_inventory(core, core.session)
-    stop_keeper(core)
+
+
+def _take_signs(core: AgentState, attempt: Attempt, item: dict[str, Any], *, is_new: bool) -> None:
+    """What events told while no agent listened: the newest progress line, and readiness."""
+    if not is_new or not attempt.is_live:
+        return
+    if item.get("is_ready"):
+        core.keep(Report(kind="ready", token=attempt.token))
+    if item.get("progress"):
+        attempt.progress, attempt.is_progress_new = clip(str(item["progress"])), True
 
 
 def _report_change(core: AgentState, attempt: Attempt, before: Phase | None) -> None:
@@ -143,6 +205,8 @@ def hear_keeper(core: AgentState, message: dict[str, Any]) -> None:
             _take_finished(core, token, message.get("finish"))
         elif kind == "tree_gone":
             _take_tree_gone(core, token)
+        elif kind == "not_started":
+            core.report_not_started(token)
         elif kind == "disk":
             core.is_disk_low = bool(message.get("is_low"))
             core.note("disk", is_warning=core.is_disk_low, is_low=core.is_disk_low)
@@ -207,6 +271,9 @@ def stop_keeper(core: AgentState) -> None:
 
 def _take_stopped(core: AgentState, answer: dict[str, Any]) -> None:
     for token, facts in dict(answer.get("finishes") or {}).items():
+        attempt = core.attempts.get(token)
+        if attempt is None or not attempt.is_live:
+            continue
         try:
             _take_finished(core, str(token), facts)
         except BadFacts as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from agent import ledger
 from agent.attempts import Attempt, Phase
 from agent.events import Send
 from agent.membership import RELIST_MS, Session
@@ -43,7 +44,7 @@ def begin_again(core: AgentState, session: Session) -> None:
         send_inventory(core, session)
         return
     session.inventory = "list"
-    core.ask("list")
+    ledger.ask_list(core)
 
 
 def take_voided(core: AgentState, request: dict[str, Any], answer: dict[str, Any]) -> None:
@@ -58,7 +59,7 @@ def take_voided(core: AgentState, request: dict[str, Any], answer: dict[str, Any
         return
     if request["below_session"] == session.number:
         session.inventory = "list"
-        core.ask("list")
+        ledger.ask_list(core)
 
 
 def send_inventory(core: AgentState, session: Session) -> None:

@@ -70,11 +70,23 @@ class Records:
             "is_ready": attempt.is_ready,
         }
 
-    def listing(self) -> list[dict[str, Any]]:
-        """All attempts of the ledger."""
-        tokens = dict.fromkeys([*self._context.closed, *self._context.attempts])
-        entries = (self.entry_of(token) for token in tokens)
-        return [entry for entry in entries if entry is not None]
+    def listing(
+        self, *, with_forgotten: bool = True, after: str = "", limit: int = 0
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """Attempts of the ledger by token, those above `after`, and whether `limit` cut them off.
+
+        A node that ran many short jobs keeps thousands whose finish is committed: all in one frame
+        would not fit, and hardly anybody wants them.
+        """
+        closed = {
+            token
+            for token, one in self._context.closed.items()
+            if with_forgotten or one.forgotten_at_ms is None
+        }
+        tokens = sorted(token for token in closed.union(self._context.attempts) if token > after)
+        chosen = tokens[:limit] if limit > 0 else tokens
+        entries = (self.entry_of(token) for token in chosen)
+        return [entry for entry in entries if entry is not None], len(chosen) < len(tokens)
 
     def forget(self, token: str) -> None:
         """The finish is committed: only the retention keeps the record now. Idempotent."""

@@ -117,10 +117,19 @@ class Requests:
         self._records.save_meta()
         context.ledger.after(lambda: answer({"voided": voided}))
 
-    def _list(self, _message: Message, answer: Answer) -> None:
+    def _list(self, message: Message, answer: Answer) -> None:
+        with_forgotten = bool(message.get("with_forgotten", True))
+        after, limit = str(message.get("after", "")), int(message.get("limit", 0))
         self._context.reaper.reap()
+
+        def durable() -> None:
+            attempts, is_more = self._records.listing(
+                with_forgotten=with_forgotten, after=after, limit=limit
+            )
+            answer({"attempts": attempts, "is_more": is_more})
+
         # What is on its way to the disk would otherwise be listed as still running.
-        self._context.ledger.after(lambda: answer({"attempts": self._records.listing()}))
+        self._context.ledger.after(durable)
 
     def _start(self, message: Message, answer: Answer) -> None:
         context = self._context

@@ -52,7 +52,11 @@ class Stopping:
         context.ledger.after(self._leave)
 
     def _leave(self) -> None:
-        finishes = {token: closed.finish for token, closed in self._context.closed.items()}
+        finishes = {
+            token: closed.finish
+            for token, closed in self._context.closed.items()
+            if closed.forgotten_at_ms is None  # the others are the cluster's already
+        }
         for answer in self._answers:
             answer({"finishes": finishes})
         self._context.loop.stop()

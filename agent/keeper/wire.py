@@ -16,6 +16,9 @@ Agent to keeper (each answered by {"is": "answer", "id": same, "ok": bool, …} 
     {"do": "list", "id"}
         every attempt of the ledger, each process checked first; -> attempts [{token, worker, state:
         "intent"|"running"|"exited"|"damaged", start, finish, frozen: bool, session}]
+        optional: "with_forgotten" (true), "after" (token) and "limit" (0: none) page through it, by
+        token; the answer's is_more says that `limit` cut it off. Items also have is_forgotten
+        (`forget` came), progress and is_ready
     {"do": "start", "id", "token", "session", "work": {fields of Work}, "lease_until_boottime_ms"}
         -> ok once `intent` is durable; started/exited follow as events. Refused (ok false, code):
         no_lease, voided, duplicate (already known: its state is in the answer), disk_low, bad_order

@@ -82,10 +82,10 @@ def test_no_report_is_sent_before_the_verdicts_came(bench: Bench) -> None:
 
 def test_an_empty_inventory_is_sent_all_the_same(bench: Bench) -> None:
     bench.attach()
+    bench.answer_only("list", attempts=[])
     bench.welcome()
     bench.answer_only("void", voided=[])
-    bench.asked("list")
-    bench.answer({"do": "list"}, attempts=[])
+    bench.answer_only("list", attempts=[])
     (inventory,) = bench.sent(Inventory)
     assert inventory == Inventory(session=1, items=(), is_last=True)
 
@@ -180,7 +180,7 @@ def test_disowned_finish_is_dropped(bench: Bench) -> None:
 
 def test_new_incarnation_hears_every_retained_finish_again() -> None:
     bench = Bench(known=seen())
-    kept = [exited(1, acknowledged=True), exited(2)]
+    kept = [exited(1, is_forgotten=True), exited(2)]
     bench.attach()
     bench.answer_only("list", attempts=kept)
     higher = "0123abcd0001"
@@ -193,7 +193,7 @@ def test_new_incarnation_hears_every_retained_finish_again() -> None:
 
 def test_same_incarnation_hears_of_acknowledged_finishes_no_more() -> None:
     bench = Bench(known=seen())
-    kept = [exited(1, acknowledged=True), exited(2)]
+    kept = [exited(1, is_forgotten=True), exited(2)]
     bench.attach()
     bench.answer_only("list", attempts=kept)
     bench.welcome()
@@ -201,6 +201,33 @@ def test_same_incarnation_hears_of_acknowledged_finishes_no_more() -> None:
     bench.answer_only("list", attempts=kept)
     (inventory,) = bench.sent(Inventory)
     assert [item.token for item in inventory.items] == [token(2)]
+
+
+def test_a_listing_asked_for_before_the_void_does_not_count(bench: Bench) -> None:
+    bench.attach()
+    bench.welcome()
+    bench.answer_only("void", voided=[])
+    bench.answer_only("list", attempts=[running(1)])
+    assert bench.sent(Inventory) == []
+    bench.answer_only("list", attempts=[running(1)])
+    assert len(bench.sent(Inventory)) == 1
+
+
+def test_a_long_ledger_is_listed_page_by_page(bench: Bench) -> None:
+    bench.attach()
+    first = bench.answer_only("list", attempts=[running(1)], is_more=True)
+    assert (first["after"], first["with_forgotten"]) == ("", False)
+    second = bench.answer_only("list", attempts=[running(2)], is_more=False)
+    assert second["after"] == token(1)
+    assert set(bench.core.attempts) == {token(1), token(2)}
+
+
+def test_readiness_that_nobody_heard_of_is_reported(bench: Bench) -> None:
+    bench.join(running(1, is_ready=True, progress="1 2 half"))
+    assert bench.core.outbox.has(token(1), "ready")
+    bench.tick(after_ms=10_000)
+    (heartbeat,) = bench.sent(Heartbeat)
+    assert [p.text for p in heartbeat.progress] == ["1 2 half"]
 
 
 def test_an_order_under_way_is_never_left_out_of_an_inventory(bench: Bench) -> None:
