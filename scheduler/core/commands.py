@@ -109,6 +109,8 @@ class NodeInventory(Entry, frozen=True, kw_only=True, tag=6):
     items: tuple[Report, ...]
     #: Log time until which leases given by this rejoin run (0: no acknowledgement yet).
     lease_until_ms: int = 0
+    #: False for all but the last of an inventory's parts.
+    is_last: bool = True
 
 
 class NodeOffline(Entry, frozen=True, kw_only=True, tag=7):

@@ -1,0 +1,570 @@
+"""Records as JSON-ready values (specification 6.3): RFC 3339 UTC times, seconds, bytes. Read only.
+
+Deadlines are log times; they are shown on the clock of the newest entry's wall label.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from scheduler.core import contact, fencing, placement
+from scheduler.core.aggregate import ending_to, task_phase
+from scheduler.core.lifecycle import PENDING, RUNNING, SUCCEEDED, TERMINAL
+from scheduler.core.placement import Reason
+from scheduler.core.records import (
+    NO_TIME_RELEASES,
+    Attempt,
+    Event,
+    Job,
+    Node,
+    Stamp,
+    TaskRow,
+    Worker,
+)
+from scheduler.protocol.messages import FinishFacts, StreamFacts
+from scheduler.protocol.specfile import document_from_job
+
+if TYPE_CHECKING:
+    from scheduler.core.state import ClusterState
+
+View = dict[str, Any]
+
+#: An attempt is overdue only this long after its instant: an entry needs a moment to commit.
+OVERDUE_SLACK_MS: Final = 5_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def rfc3339(wall_ms: int) -> str:
+    """A wall-clock label as `2026-01-02T03:04:05.678Z`."""
+    text = (_EPOCH + timedelta(milliseconds=wall_ms)).isoformat(timespec="milliseconds")
+    return text.removesuffix("+00:00") + "Z"
+
+
+def time_of(stamp: Stamp | None) -> str | None:
+    return None if stamp is None else rfc3339(stamp.wall_ms)
+
+
+def wall_of(state: ClusterState, log_ms: int) -> int:
+    """The wall-clock label that a log time will have, as far as can be told now."""
+    return state.wall_ms + log_ms - state.clock_ms
+
+
+def _seconds(value_ms: int | None) -> float | None:
+    return None if value_ms is None else value_ms / 1000
+
+
+# ---- attempts ----------------------------------------------------------------------------------
+
+
+def attempt_view(state: ClusterState, attempt: Attempt, *, now_ms: int | None = None) -> View:
+    """One attempt; see 6.3."""
+    placed, started, ended = attempt.placed, attempt.started, attempt.ended
+    finish = None if ended is None else ended.finish
+    node = placed.node if placed is not None else _adopted_node(state, attempt)
+    return {
+        "id": str(attempt),
+        "uid": None if placed is None else placed.token,
+        "token": None if placed is None else placed.token,
+        "number": attempt.number,
+        "phase": attempt.phase,
+        "cause": None if ended is None else ended.cause,
+        "by": _or_none("" if ended is None else ended.by),
+        "why": _or_none("" if ended is None else ended.why),
+        "evidence": None if ended is None else ended.evidence,
+        "node": node,
+        "ip": _ip_of(state, node),
+        "pid": None if started is None else started.facts.pid,
+        "created_at": time_of(attempt.created),
+        "assigned_at": None if placed is None else time_of(placed.at),
+        "started_at": None if started is None else rfc3339(started.facts.started_at_ms),
+        "ended_at": None if ended is None else rfc3339(_ended_wall(attempt)),
+        **_finish_view(finish),
+        "replaces": _sibling(attempt, attempt.replaces),
+        "replaced_by": _sibling(attempt, attempt.replaced_by),
+        "adopts": _or_none(attempt.adopts),
+        "accepted": None,
+        "unknown": unknown_view(state, attempt),
+        "decided_by": decided_by(state, attempt, now_ms=now_ms),
+        "late_truth": _late_view(attempt),
+        "gpu_indices": [] if placed is None else list(placed.gpu_indices),
+        "ending": _attempt_ending(state, attempt),
+        "ready": attempt.is_ready,
+        "log_index": {
+            "created": attempt.created.index,
+            "placed": None if placed is None else placed.at.index,
+            "started": None if started is None else started.at.index,
+            "ended": None if ended is None else ended.at.index,
+        },
+    }
+
+
+def _or_none(text: str) -> str | None:
+    return text or None
+
+
+def _sibling(attempt: Attempt, number: int | None) -> str | None:
+    if number is None:
+        return None
+    return f"{attempt.job}/{attempt.task}/{attempt.index}#{number}"
+
+
+def _adopted_node(state: ClusterState, attempt: Attempt) -> str | None:
+    if not attempt.adopts:
+        return None
+    lost = state.attempts.get((*attempt.worker, int(attempt.adopts.rpartition("#")[2])))
+    return None if lost is None or lost.placed is None else lost.placed.node
+
+
+def _ip_of(state: ClusterState, name: str | None) -> str | None:
+    node = None if name is None else state.nodes.get(name)
+    return node.addresses[0] if node is not None and node.addresses else None
+
+
+def _ended_wall(attempt: Attempt) -> int:
+    assert attempt.ended is not None
+    finish = attempt.ended.finish
+    return attempt.ended.at.wall_ms if finish is None else finish.ended_at_ms
+
+
+def _stream_view(stream: StreamFacts | None) -> View | None:
+    if stream is None:
+        return None
+    return {
+        "bytes": stream.size_bytes,
+        "sha256": stream.sha256,
+        "truncated": stream.is_truncated,
+    }
+
+
+def _finish_view(finish: FinishFacts | None) -> View:
+    if finish is None:
+        finish = _NO_FINISH
+        stdout = stderr = None
+    else:
+        stdout, stderr = finish.stdout, finish.stderr
+    return {
+        "exit_code": finish.exit_code,
+        "signal": finish.signal,
+        "core_dumped": finish.has_core,
+        "detail": _or_none(finish.detail),
+        "peak_rss_bytes": finish.peak_rss_bytes,
+        "cpu_s": _seconds(finish.cpu_ms),
+        "stdout": _stream_view(stdout),
+        "stderr": _stream_view(stderr),
+        "cleanup": _or_none(finish.cleanup),
+        "exited_before_kill": finish.has_exited_before_kill,
+        "frozen_s": finish.frozen_ms / 1000,
+    }
+
+
+_NO_FINISH: Final = FinishFacts(cause="", ended_at_ms=0)
+
+
+def unknown_view(state: ClusterState, attempt: Attempt) -> View | None:
+    """The overlay of a Running attempt whose node is unheard."""
+    if attempt.phase != RUNNING:
+        return None
+    unknown = contact.unknown_of(state, attempt)
+    if unknown is None:
+        return None
+    return {
+        "cause": unknown.cause,
+        "transient_since": rfc3339(unknown.since.wall_ms),
+        "deadline": rfc3339(wall_of(state, unknown.deadline_ms)),
+    }
+
+
+def _late_view(attempt: Attempt) -> View | None:
+    late = attempt.late
+    if late is None:
+        return None
+    return {
+        "cause": late.finish.cause,
+        "exit_code": late.finish.exit_code,
+        "signal": late.finish.signal,
+        "ended_at": rfc3339(late.finish.ended_at_ms),
+        "known_at": time_of(late.at),
+        "adopted_by": _or_none(late.adopted_by),
+    }
+
+
+def _attempt_ending(state: ClusterState, attempt: Attempt) -> View | None:
+    kill = attempt.kill
+    if kill is None or attempt.ended is not None:
+        return None
+    unknown = contact.unknown_of(state, attempt)
+    return {
+        "to": "Killed",
+        "since": time_of(kill.at),
+        "cause": kill.cause,
+        "by": kill.by,
+        "why": kill.why,
+        "unreachable": unknown is not None,
+    }
+
+
+# ---- by when it is decided ---------------------------------------------------------------------
+
+
+def decision_ms(state: ClusterState, attempt: Attempt) -> tuple[int | None, str]:
+    """Log time and rule by which an open attempt will be decided or go on (specification 4).
+
+    None as time: the one open-ended case, or one that the next heartbeat decides.
+    """
+    if attempt.placed is None:
+        return _waiting_decision(state, attempt)
+    spec = state.task_spec(attempt)
+    unknown = contact.unknown_of(state, attempt)
+    if unknown is not None:
+        return unknown.deadline_ms, f"unknown ({unknown.cause}) until its deadline"
+    limit_ms = spec.grace_ms + state.setting_ms("kill_limit")
+    if attempt.kill is not None:
+        return attempt.kill.at.log_ms + limit_ms, "kill: grace and kill_limit"
+    if attempt.phase == PENDING:
+        return fencing.start_due_ms(state, attempt), "start_timeout"
+    started = attempt.started
+    if spec.timeout_ms is not None and started is not None:
+        return started.at.log_ms + spec.timeout_ms + limit_ms, "timeout"
+    return None, "next heartbeat and heartbeat_timeout"
+
+
+def _waiting_decision(state: ClusterState, attempt: Attempt) -> tuple[int | None, str]:
+    limit_ms = state.task_spec(attempt).pending_timeout_ms
+    if limit_ms is not None:
+        return attempt.created.log_ms + limit_ms, "pending_timeout"
+    return None, "when resources free up"
+
+
+def decided_by(state: ClusterState, attempt: Attempt, *, now_ms: int | None = None) -> View | None:
+    """`{at, rule}` of an open attempt; None for a final one."""
+    if attempt.ended is not None:
+        return None
+    at_ms, rule = decision_ms(state, attempt)
+    if at_ms is None and attempt.phase == RUNNING:
+        now = state.clock_ms if now_ms is None else now_ms
+        beats = state.setting_ms("heartbeat_interval") + state.setting_ms("heartbeat_timeout")
+        at_ms = now + beats
+    return {"at": None if at_ms is None else rfc3339(wall_of(state, at_ms)), "rule": rule}
+
+
+def is_overdue(state: ClusterState, attempt: Attempt, *, now_ms: int) -> bool:
+    """Whether its instant has passed. Timeouts stand while frozen, so these get a lease more."""
+    if attempt.ended is not None:
+        return False
+    at_ms, rule = decision_ms(state, attempt)
+    if at_ms is None:
+        return False
+    slack_ms = OVERDUE_SLACK_MS
+    if rule in ("timeout", "start_timeout"):
+        slack_ms += state.lease_ms()
+    return now_ms > at_ms + slack_ms
+
+
+# ---- why it is pending -------------------------------------------------------------------------
+
+
+def pending_reason(state: ClusterState, attempt: Attempt) -> Reason:
+    """Why a Pending attempt does not run yet."""
+    placed = attempt.placed
+    if placed is not None:
+        waited_s = (state.clock_ms - placed.at.log_ms) / 1000
+        return Reason(
+            "Starting",
+            f"assigned to {placed.node} {waited_s:.1f} s ago, no start report yet",
+        )
+    worker = state.workers[attempt.worker]
+    fence = fencing.blocking(state, worker)
+    if fence is not None and fence.ended is not None and fence.placed is not None:
+        until = fence.ended.fence_until_ms
+        if fence.is_unwanted or until == NO_TIME_RELEASES:
+            return Reason(
+                "Fencing",
+                f"attempt {fence.number} may still run on {fence.placed.node}, until its node "
+                "says it is gone",
+            )
+        if until > state.clock_ms:
+            clock = rfc3339(wall_of(state, until))[11:19]
+            return Reason(
+                "Fencing",
+                f"attempt {fence.number} may still run on {fence.placed.node}, "
+                f"at the latest until {clock}",
+            )
+    if attempt.not_before_ms > state.clock_ms:
+        clock = rfc3339(wall_of(state, attempt.not_before_ms))[11:19]
+        return Reason("Backoff", f"retry {attempt.number - 1} at {clock}")
+    return placement.why_shape_waits(state, placement.pending_shape(state, attempt, worker))
+
+
+def reason_views(reasons: list[Reason]) -> list[View]:
+    """Reasons summed up: code, message of the first, and how many workers wait for it."""
+    counts: dict[str, View] = {}
+    for reason in reasons:
+        known = counts.get(reason.code)
+        if known is None:
+            counts[reason.code] = {"code": reason.code, "message": reason.message, "count": 1}
+        else:
+            known["count"] += 1
+    return list(counts.values())
+
+
+# ---- workers, tasks, jobs ----------------------------------------------------------------------
+
+
+def worker_view(state: ClusterState, worker: Worker) -> View:
+    """One worker; see 6.3."""
+    attempt = state.attempts[(*worker.key, worker.attempt)]
+    node = None if attempt.placed is None else attempt.placed.node
+    reasons = [pending_reason(state, attempt)] if attempt.phase == PENDING else []
+    return {
+        "id": str(worker),
+        "task": worker.task,
+        "index": worker.index,
+        "version": worker.version,
+        "phase": worker.phase,
+        "attempt": worker.attempt,
+        "attempts": worker.attempt,
+        "node": node,
+        "ip": _ip_of(state, node),
+        "unknown": unknown_view(state, attempt),
+        "progress": progress_view(attempt),
+        "ready": is_ready(state, attempt),
+        "pending_reasons": reason_views(reasons),
+    }
+
+
+def is_ready(state: ClusterState, attempt: Attempt) -> bool:
+    """Running, and ready where there is a check."""
+    if attempt.phase != RUNNING:
+        return False
+    return attempt.is_ready or state.task_spec(attempt).ready_check is None
+
+
+def progress_view(attempt: Attempt) -> View | None:
+    """The last progress line `done total text`, with rate and estimated end."""
+    parts = attempt.progress.split(None, 2)
+    if len(parts) < 2:
+        return None
+    try:
+        done, total = float(parts[0]), float(parts[1])
+    except ValueError:
+        return None
+    return {
+        "done": done,
+        "total": total,
+        "text": parts[2] if len(parts) > 2 else "",
+        "rate": None,
+        "eta_s": None,
+    }
+
+
+def task_view(row: TaskRow) -> View:
+    phase = task_phase(row)
+    counts = [
+        f"{count} {name}"
+        for name, count in (
+            ("pending", row.pending),
+            ("running", row.running),
+            ("succeeded", row.succeeded),
+            ("failed", row.failed),
+            ("killed", row.killed),
+        )
+        if count
+    ]
+    return {
+        "name": row.name,
+        "kind": row.kind,
+        "phase": phase,
+        "replicas": row.replicas,
+        "up": row.running,
+        "ready": row.running,
+        "succeeded": row.succeeded,
+        "failed": row.failed,
+        "message": ", ".join(counts),
+    }
+
+
+def workers_of(state: ClusterState, job: Job) -> list[Worker]:
+    """All workers of a job, by task and index."""
+    return [
+        state.workers[(job.id, row.name, index)]
+        for row in job.tasks
+        for index in range(row.replicas)
+    ]
+
+
+def current_attempts(state: ClusterState, job: Job) -> list[Attempt]:
+    """The newest attempt of each worker."""
+    return [state.attempts[(*worker.key, worker.attempt)] for worker in workers_of(state, job)]
+
+
+def job_view(state: ClusterState, job: Job, *, with_workers: bool = True) -> View:
+    """One job; lists leave the workers out."""
+    attempts = current_attempts(state, job)
+    is_final = job.phase in TERMINAL
+    unknown = sum(
+        1
+        for attempt in attempts
+        if attempt.phase == RUNNING and contact.unknown_of(state, attempt) is not None
+    )
+    reasons = (
+        []
+        if is_final
+        else [pending_reason(state, attempt) for attempt in attempts if attempt.phase == PENDING]
+    )
+    view: View = {
+        "id": job.id,
+        "name": job.spec.name,
+        "phase": job.phase,
+        "cause": _or_none(job.cause) if is_final else None,
+        "by": _or_none(job.by) if is_final else None,
+        "why": _or_none(job.why) if is_final else None,
+        "spec": document_from_job(job.spec),
+        "user": job.user,
+        "queue": job.spec.queue,
+        "priority": job.spec.priority,
+        "labels": job.spec.labels,
+        "submitted_at": time_of(job.created),
+        "started_at": time_of(job.started),
+        "ended_at": time_of(job.ended),
+        "version": job.version,
+        "clone_of": job.clone_of,
+        "retry_of": job.retry_of,
+        "workflow": None,
+        "unknown": unknown,
+        "ready": sum(is_ready(state, attempt) for attempt in attempts),
+        "replicas": sum(row.replicas for row in job.tasks),
+        "tasks": [task_view(row) for row in job.tasks],
+        "pending_reasons": reason_views(reasons),
+        "ending": _job_ending(state, job, attempts),
+        **_only_worker_view(attempts),
+    }
+    view["conditions"] = _conditions(view)
+    view["message"] = _message(job, view)
+    if with_workers:
+        view["workers"] = [worker_view(state, worker) for worker in workers_of(state, job)]
+    return view
+
+
+def _only_worker_view(attempts: list[Attempt]) -> View:
+    """Facts of the newest attempt that are the job's own when it has one worker."""
+    only = attempts[0] if len(attempts) == 1 else None
+    ended = None if only is None else only.ended
+    finish = None if ended is None else ended.finish
+    return {
+        "exit_code": None if finish is None else finish.exit_code,
+        "signal": None if finish is None else finish.signal,
+        "adopts": None if only is None else _or_none(only.adopts),
+        "accepted": None,
+        "exited_before_kill": finish is not None and finish.has_exited_before_kill,
+        "frozen_s": 0.0 if finish is None else finish.frozen_ms / 1000,
+        "token": None if only is None or only.placed is None else only.placed.token,
+        "late_truth": None if only is None else _late_view(only),
+        "node": None if only is None or only.placed is None else only.placed.node,
+    }
+
+
+def _job_ending(state: ClusterState, job: Job, attempts: list[Attempt]) -> View | None:
+    to = ending_to(job)
+    if not to:
+        return None
+    kill = job.kill
+    unreachable = any(
+        attempt.placed is not None and contact.unknown_of(state, attempt) is not None
+        for attempt in attempts
+    )
+    return {
+        "to": to,
+        "since": time_of(job.ending_since),
+        "cause": None if kill is None else kill.cause,
+        "by": None if kill is None else kill.by,
+        "why": None if kill is None else _or_none(kill.why),
+        "unreachable": unreachable,
+    }
+
+
+def _conditions(view: View) -> list[str]:
+    conditions = []
+    if view["unknown"]:
+        conditions.append("unknown")
+    if view["ending"] is not None:
+        conditions.append("unreachable" if view["ending"]["unreachable"] else "ending")
+    return conditions
+
+
+def _message(job: Job, view: View) -> str:
+    """One line that sums up the children."""
+    if job.phase in TERMINAL:
+        if job.phase == SUCCEEDED:
+            return "all workers succeeded" if view["replicas"] > 1 else "succeeded"
+        decided = f" ({job.decided_by})" if job.decided_by else ""
+        return f"{job.cause}{decided}" + (f": {job.why}" if job.why else "")
+    if view["ending"] is not None:
+        ending = view["ending"]
+        what = f"ending as {ending['to']}"
+        return what + ("; its node is unreachable" if ending["unreachable"] else "")
+    if view["unknown"]:
+        return f"{view['unknown']} of {view['replicas']} unknown"
+    if view["pending_reasons"]:
+        first = view["pending_reasons"][0]
+        return f"{first['code']}: {first['message']}"
+    return "; ".join(task["message"] for task in view["tasks"])
+
+
+# ---- nodes, events -----------------------------------------------------------------------------
+
+
+def node_view(state: ClusterState, node: Node) -> View:
+    """One node; `last_heard_s` is the leader's to fill in."""
+    usage = state.usage.get(node.name)
+    capacity = node.capacity
+    mark = contact.node_mark(state, node)
+    return {
+        "name": node.name,
+        "uid": node.uuid,
+        "phase": node.phase,
+        "offline_reason": _or_none(node.offline_reason) if node.phase != "Online" else None,
+        "unschedulable": node.is_unschedulable,
+        "unschedulable_reason": _or_none(node.unschedulable_why),
+        "last_heard_s": None,
+        "recovering": node.phase == "Online" and not contact.is_claimed(state, node),
+        "unknown_since": None if mark is None else time_of(mark.since),
+        "capacity": {
+            "cpu": capacity.cpu_millis / 1000,
+            "memory_bytes": capacity.memory_bytes,
+            "gpu": capacity.gpu_count,
+            "disk_bytes": capacity.disk_bytes,
+            "custom": capacity.custom,
+        },
+        "allocated": {
+            "cpu": 0 if usage is None else usage.cpu_millis / 1000,
+            "memory_bytes": 0 if usage is None else usage.memory_bytes,
+            "gpu": 0 if usage is None else len(usage.gpu_indices),
+            "disk_bytes": 0 if usage is None else usage.disk_bytes,
+            "custom": {} if usage is None else dict(sorted(usage.custom.items())),
+        },
+        "labels": {**node.labels, **node.own_labels},
+        "addons": {},
+        "addresses": list(node.addresses),
+        "boot_id": node.boot_id,
+        "agent_version": node.agent_version,
+        "limits": node.limits,
+        "session": node.session,
+        "joined_at": time_of(node.joined),
+        "attempts": len(state.on_node.get(node.name, ())),
+    }
+
+
+def event_view(event: Event) -> View:
+    return {
+        "index": event.index,
+        "time": rfc3339(event.wall_ms),
+        "object": event.object,
+        "kind": event.kind,
+        "from": _or_none(event.from_phase),
+        "to": _or_none(event.to_phase),
+        "cause": _or_none(event.cause),
+        "by": _or_none(event.by),
+        "why": _or_none(event.why),
+        "details": event.details,
+    }
