@@ -42,8 +42,8 @@ class Contact:
     is_live: bool = False
     #: NodeOffline is proposed for this session: nothing of it is acknowledged any more.
     is_ending: bool = False
-    #: Sent in this session, by what they are about: an order is sent once per session.
-    sent_orders: set[tuple[str, ...]] = field(default_factory=set)
+    #: (kind, token) of what was sent in this session: an order is sent once per session.
+    sent_orders: set[tuple[str, str]] = field(default_factory=set)
     order_sequence: int = 0
     #: Highest report sequence that was committed in this session.
     committed_sequence: int = 0

@@ -27,6 +27,7 @@ from scheduler.controller.heartbeats import Heartbeats
 from scheduler.controller.reports import ReportIntake
 from scheduler.controller.state_machine import ClusterMachine
 from scheduler.controller.wire import Close
+from scheduler.core.apply import Applied as StateChange
 from scheduler.core.commands import DeadlinesPassed, Entry, NodeOffline, Placed
 from scheduler.core.results import Done, PlacedAnswer, Rejected
 from scheduler.protocol.messages import Hello, OrderRefused
@@ -101,14 +102,13 @@ class Duties:
                 timer.cancel()
             self._settling.clear()
 
-    def _on_applied(self, is_placement_due: bool) -> None:  # noqa: FBT001 -- a callback's shape
+    def _on_applied(self, applied: StateChange) -> None:
         """An entry was applied: wake what it may concern. Must be quick: called for each entry."""
-        machine = self.machine
-        for node in machine.take_touched():
+        for node in applied.touched_nodes:
             self.orders.touch(node)
-        if is_placement_due:
+        if applied.is_placement_due:
             self._place_wake.set()
-        due_ms = machine.next_due_ms()
+        due_ms = self.machine.next_due_ms()
         if due_ms is not None and (self._armed_ms is None or due_ms < self._armed_ms):
             self._due_wake.set()
 

@@ -6,7 +6,8 @@ API forwards them. Reads show this controller's own state; await `read` first.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -25,7 +26,7 @@ from scheduler.controller.sessions import AgentPort
 from scheduler.controller.state_machine import ClusterMachine
 from scheduler.controller.status import cluster_view
 from scheduler.controller.watch import EventHub
-from scheduler.core import queries
+from scheduler.core import queries, views
 from scheduler.core.commands import (
     ConfigChanged,
     Entry,
@@ -40,6 +41,8 @@ from scheduler.protocol.spec import JobSpec
 
 #: A read waits this long for a quorum or for its index, then says that there is none.
 READ_TIMEOUT_S: Final = 5.0
+#: Jobs of a page, unless told.
+JOBS_PAGE: Final = 100
 #: A write waits this long for a takeover that has begun.
 TAKEOVER_TIMEOUT_S: Final = 2.0
 
@@ -199,33 +202,66 @@ class Service:
     def job(self, job_id: int) -> View | None:
         return queries.job_view(self._machine.state, job_id)
 
-    def jobs(self, **filters: Any) -> tuple[list[View], str | None]:
-        """A page of jobs, newest first, and the cursor of the next."""
-        return queries.jobs_page(self._machine.state, **filters)
+    def jobs(
+        self,
+        *,
+        states: Iterable[str] = (),
+        user: str | None = None,
+        queue: str | None = None,
+        name: str | None = None,
+        is_overdue: bool = False,
+        limit: int = JOBS_PAGE,
+        after: str | None = None,
+    ) -> tuple[list[View], str | None]:
+        """A page of jobs, newest first, and the cursor of the next. Raises ServiceError."""
+        filters = queries.JobFilter(
+            phases=frozenset(states),
+            user=user or "",
+            queue=queue or "",
+            name=name or "",
+            is_overdue=is_overdue,
+        )
+        below = None
+        if after is not None:
+            if not re.fullmatch(r"[1-9][0-9]{0,17}", after, re.ASCII):
+                raise ServiceError("bad_cursor", f"{after[:40]!r} is no cursor", kind="invalid")
+            below = int(after)
+        page, following = queries.jobs_page(
+            self._machine.state, filters, after=below, limit=limit, now_ms=self._log_now_ms()
+        )
+        return page, None if following is None else str(following)
 
     def workers(self, target: str) -> list[View] | None:
-        return queries.workers_view(self._machine.state, target)
+        """The workers that an id names; None when it names nothing."""
+        state = self._machine.state
+        found = queries.find_workers(state, target)
+        return None if found is None else [views.worker_view(state, one) for one in found]
 
     def attempts(self, target: str) -> list[View] | None:
-        return queries.attempts_view(self._machine.state, target)
+        """The attempts that an id names, numbers ascending; None when it names nothing."""
+        return queries.attempts_of(self._machine.state, target, now_ms=self._log_now_ms())
 
     def history(self, target: str) -> list[View] | None:
-        return queries.history_view(self._machine.state, target)
+        """The timeline of a job, worker, attempt, `node:NAME` or `cluster`."""
+        return queries.events_of(self._machine.state, target)
 
     def nodes(self) -> list[View]:
+        """All nodes, by name."""
         return [view for name in self._machine.state.node_names if (view := self.node(name))]
 
     def node(self, name: str) -> View | None:
         """A node; with `last_heard_s` where this controller leads and hears it."""
         view = queries.node_view(self._machine.state, name)
-        if view is None:
-            return None
         duties = self._leader.duties
         contact = None if duties is None else duties.lead.contacts.get(name)
-        view["last_heard_s"] = None
-        if duties is not None and contact is not None:
+        if view is not None and duties is not None and contact is not None:
             view["last_heard_s"] = max(0, duties.now_ms() - contact.heard_at_ms) / 1000
         return view
+
+    def _log_now_ms(self) -> int | None:
+        """Log time now where this controller leads; else views go by the newest entry's."""
+        duties = self._leader.duties
+        return None if duties is None else duties.lead.log_time.now_ms()
 
     def settings(self) -> Mapping[str, int | str]:
         """The cluster-wide settings in force."""

@@ -14,6 +14,7 @@ Nothing here outlives a leadership: a new leader starts from the state and hears
 from __future__ import annotations
 
 import asyncio
+import functools
 import ssl
 from dataclasses import dataclass, field
 from typing import Final
@@ -377,26 +378,48 @@ class AgentPort:
         session.duties.reports.flush(contact)
         items, session.items = tuple(session.items), []
         session.is_inventory_proposed = True
-        lease_until_ms = session.received_log_ms + session.duties.machine.setting_ms(
-            "transient_timeout"
-        )
-        contact.lease_until_ms = max(contact.lease_until_ms, lease_until_ms)
-        entry = NodeInventory(
-            node=contact.name,
-            node_uuid=contact.node_uuid,
-            session=contact.session,
-            items=items,
-            lease_until_ms=contact.lease_until_ms,
-        )
+        lease_ms = session.duties.machine.setting_ms("transient_timeout")
+        lease_until_ms = max(contact.lease_until_ms, session.received_log_ms + lease_ms)
+        contact.lease_until_ms = lease_until_ms
+        self._propose_inventory(link, session, contact, items)
 
-        def done(outcome: Applied | Exception) -> None:
-            session.is_inventory_proposed = False
-            self._on_rejoined(link, session, contact, outcome)
+    def _propose_inventory(
+        self, link: AgentLink, session: Session, contact: Contact, items: tuple[Report, ...]
+    ) -> None:
+        """One entry per ITEMS_MAX items, all in flight at once; the last one decides the rest."""
+        parts = [items[at : at + ITEMS_MAX] for at in range(0, len(items), ITEMS_MAX)] or [()]
+        verdicts: list[Verdict] = []
 
-        session.duties.propose_nowait(entry, done, actor=f"agent:{contact.name}")
+        def done(outcome: Applied | Exception, *, is_last: bool) -> None:
+            if isinstance(outcome, Applied) and isinstance(outcome.result, Rejoined):
+                verdicts.extend(outcome.result.verdicts)
+                if not is_last:
+                    return
+            if session.is_inventory_proposed:
+                session.is_inventory_proposed = False
+                self._on_rejoined(link, session, contact, outcome, tuple(verdicts))
+
+        for number, part in enumerate(parts, 1):
+            is_last = number == len(parts)
+            entry = NodeInventory(
+                node=contact.name,
+                node_uuid=contact.node_uuid,
+                session=contact.session,
+                items=part,
+                lease_until_ms=contact.lease_until_ms,
+                is_last=is_last,
+            )
+            session.duties.propose_nowait(
+                entry, functools.partial(done, is_last=is_last), actor=f"agent:{contact.name}"
+            )
 
     def _on_rejoined(
-        self, link: AgentLink, session: Session, contact: Contact, outcome: Applied | Exception
+        self,
+        link: AgentLink,
+        session: Session,
+        contact: Contact,
+        outcome: Applied | Exception,
+        verdicts: tuple[Verdict, ...],
     ) -> None:
         duties = session.duties
         if isinstance(outcome, Exception) or duties is not self._duties:
@@ -408,9 +431,10 @@ class AgentPort:
         if contact.is_ending or duties.lead.contacts.get(contact.name) is not contact:
             link.close()
             return
-        assert isinstance(outcome.result, Rejoined)
-        self._send_verdicts(link, session, contact, outcome.result.verdicts)
+        self._send_verdicts(link, session, contact, verdicts)
         contact.is_live = True
+        # What the inventory lacks never began: every order that is still wanted goes out again.
+        contact.sent_orders.clear()
         duties.orders.touch(contact.name)
         logs.info("node_joined", node=contact.name, session=contact.session, index=outcome.index)
 

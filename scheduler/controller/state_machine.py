@@ -12,17 +12,17 @@ from typing import Final
 from replication.interface import SnapshotView
 from scheduler.controller.metrics import Metrics
 from scheduler.controller.watch import EventHub
-from scheduler.core.apply import apply
+from scheduler.core.apply import Applied, apply
 from scheduler.core.commands import Placement, decode_entry
 from scheduler.core.placement import plan_placement
-from scheduler.core.queries import event_view
 from scheduler.core.records import Node
 from scheduler.core.results import Rejected
 from scheduler.core.snapshot import restore_state, snapshot_chunks
 from scheduler.core.state import ClusterState, StateView
+from scheduler.core.views import event_view
 
-#: Called after each applied entry: whether it may have made something placeable.
-AppliedCallback = Callable[[bool], None]
+#: Called after each applied entry with what it did.
+AppliedCallback = Callable[[Applied], None]
 
 ONLINE: Final = "Online"
 
@@ -49,7 +49,7 @@ class ClusterMachine:
         if applied.events:
             self._hub.publish(index, [event_view(event) for event in applied.events])
         for callback in self._callbacks:
-            callback(applied.is_placement_due)
+            callback(applied)
         return applied.outcome
 
     def snapshot_view(self) -> SnapshotView:
@@ -70,15 +70,6 @@ class ClusterMachine:
     def forget_applied(self, callback: AppliedCallback) -> None:
         """Stop calling back."""
         self._callbacks.remove(callback)
-
-    def take_touched(self) -> list[str]:
-        """Nodes whose orders may have changed since this was last asked."""
-        touched = self.state.touched_nodes
-        if not touched:
-            return []
-        names = list(touched)
-        touched.clear()
-        return names
 
     def plan(self, limit: int, *, now_ms: int) -> tuple[Placement, ...]:
         """What to place next at log time `now_ms`, at most `limit`."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from replication.interface import ClusterStatus
 from scheduler.controller.state_machine import ClusterMachine
+from scheduler.core import queries
 
 
 def cluster_view(status: ClusterStatus, machine: ClusterMachine) -> dict[str, Any]:
@@ -36,15 +37,8 @@ def cluster_view(status: ClusterStatus, machine: ClusterMachine) -> dict[str, An
             "bytes": status.log.size_bytes,
             "snapshot_index": status.log.snapshot_index,
         },
-        "registry": {
-            "size": state.registry_size,
-            "by_node": dict(sorted(state.registry_by_node.items())),
-            "expired": state.counters.get("registry_expired", 0),
-            "refused": state.counters.get("registry_refused", 0),
-        },
-        "jobs_by_phase": {
-            phase: count for phase, count in sorted(state.jobs_by_phase.items()) if count
-        },
+        "registry": queries.registry_view(state),
+        "jobs_by_phase": queries.jobs_by_phase(state),
         "nodes": {
             "known": len(state.nodes),
             "online": sum(1 for _ in machine.online_nodes()),

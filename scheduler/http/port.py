@@ -72,7 +72,17 @@ class ServicePort(Protocol):
 
     def job(self, job_id: int) -> View | None: ...
 
-    def jobs(self, **filters: Any) -> tuple[list[View], str | None]: ...
+    def jobs(
+        self,
+        *,
+        states: Sequence[str],
+        user: str | None,
+        queue: str | None,
+        name: str | None,
+        is_overdue: bool,
+        limit: int,
+        after: str | None,
+    ) -> tuple[list[View], str | None]: ...
 
     def workers(self, target: str) -> list[View] | None: ...
 
