@@ -26,7 +26,7 @@ from scheduler.controller.sessions import AgentPort
 from scheduler.controller.state_machine import ClusterMachine
 from scheduler.controller.status import cluster_view
 from scheduler.controller.watch import EventHub
-from scheduler.core import queries, views
+from scheduler.core import queries
 from scheduler.core.commands import (
     ConfigChanged,
     Entry,
@@ -41,6 +41,8 @@ from scheduler.protocol.spec import JobSpec
 
 #: A read waits this long for a quorum or for its index, then says that there is none.
 READ_TIMEOUT_S: Final = 5.0
+#: A page's cursor: the id below which it goes on.
+CURSOR: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 #: Jobs of a page, unless told.
 JOBS_PAGE: Final = 100
 #: A write waits this long for a takeover that has begun.
@@ -214,36 +216,31 @@ class Service:
         after: str | None = None,
     ) -> tuple[list[View], str | None]:
         """A page of jobs, newest first, and the cursor of the next. Raises ServiceError."""
-        filters = queries.JobFilter(
-            phases=frozenset(states),
-            user=user or "",
-            queue=queue or "",
-            name=name or "",
+        if after is not None and not CURSOR.fullmatch(after):
+            raise ServiceError("bad_cursor", f"{after[:40]!r} is no cursor", kind="invalid")
+        return queries.jobs_page(
+            self._machine.state,
+            states=states,
+            user=user,
+            queue=queue,
+            name=name,
             is_overdue=is_overdue,
+            limit=limit,
+            after=after,
+            now_ms=self._log_now_ms(),
         )
-        below = None
-        if after is not None:
-            if not re.fullmatch(r"[1-9][0-9]{0,17}", after, re.ASCII):
-                raise ServiceError("bad_cursor", f"{after[:40]!r} is no cursor", kind="invalid")
-            below = int(after)
-        page, following = queries.jobs_page(
-            self._machine.state, filters, after=below, limit=limit, now_ms=self._log_now_ms()
-        )
-        return page, None if following is None else str(following)
 
     def workers(self, target: str) -> list[View] | None:
         """The workers that an id names; None when it names nothing."""
-        state = self._machine.state
-        found = queries.find_workers(state, target)
-        return None if found is None else [views.worker_view(state, one) for one in found]
+        return queries.workers_view(self._machine.state, target)
 
     def attempts(self, target: str) -> list[View] | None:
         """The attempts that an id names, numbers ascending; None when it names nothing."""
-        return queries.attempts_of(self._machine.state, target, now_ms=self._log_now_ms())
+        return queries.attempts_view(self._machine.state, target, now_ms=self._log_now_ms())
 
     def history(self, target: str) -> list[View] | None:
         """The timeline of a job, worker, attempt, `node:NAME` or `cluster`."""
-        return queries.events_of(self._machine.state, target)
+        return queries.history_view(self._machine.state, target)
 
     def nodes(self) -> list[View]:
         """All nodes, by name."""

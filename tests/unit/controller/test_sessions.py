@@ -216,12 +216,12 @@ def test_a_storm_of_two_thousand_agents_is_let_in_at_a_bounded_rate() -> None:
             while True:
                 agent = PlayedAgent(world, name)
                 agent.send(agent.hello())
-                answer = await world.until(lambda: agent.received)
-                if isinstance(answer[0], ComeBack):
-                    await asyncio.sleep(answer[0].after_ms / 1000)
+                answer = await agent.next(object)
+                if isinstance(answer, ComeBack):
+                    await asyncio.sleep(answer.after_ms / 1000)
                     continue
-                assert isinstance(answer[0], Welcome)
-                agent.send(Inventory(session=answer[0].session, items=()))
+                assert isinstance(answer, Welcome)
+                agent.send(Inventory(session=answer.session, items=()))
                 await agent.next(Verdicts)
                 return world.loop.time()
 
