@@ -10,6 +10,8 @@ VOIDED: Final = "voided"
 DUPLICATE: Final = "duplicate"
 DISK_LOW: Final = "disk_low"
 BAD_ORDER: Final = "bad_order"
+#: The answer does not fit a frame; for `list` there are pages.
+TOO_LARGE: Final = "too_large"
 
 
 class KeeperError(Exception):

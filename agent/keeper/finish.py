@@ -107,13 +107,10 @@ def finish_facts(
     else:
         facts["evidence"] = "seen_gone" if is_tree_gone else "declared"
     facts |= {
-        "peak_rss_bytes": attempt.usage.peak_rss_bytes,
-        "cpu_ms": attempt.usage.cpu_ms,
         "has_exited_before_kill": (
             attempt.order is not None and attempt.status is not None and not attempt.was_signalled
         ),
         "is_tree_gone": is_tree_gone,
-        "was_signalled": attempt.was_signalled,
     }
     return facts
 
@@ -146,10 +143,19 @@ def _base(context: Context, attempt: Attempt, cause: str, detail: str) -> dict[s
         "cause": cause,
         "ended_at_ms": attempt.ended_at_ms or wall_ms(),
         "start": attempt.start_facts(context.boot_id),
+        "exit_code": None,
+        "signal": None,
+        "has_core": False,
+        "peak_rss_bytes": attempt.usage.peak_rss_bytes,
+        "cpu_ms": attempt.usage.cpu_ms,
+        "stdout": {"size_bytes": 0, "sha256": "", "is_truncated": False},
+        "stderr": {"size_bytes": 0, "sha256": "", "is_truncated": False},
         "evidence": "observed",
         "detail": detail,
+        "has_exited_before_kill": False,
         "cleanup": attempt.cleanup,
         "is_tree_gone": True,
+        "was_signalled": attempt.was_signalled,
         "frozen_ms": frozen_total_ms(context, attempt),
     }
     for stream, capture in attempt.captures.items():

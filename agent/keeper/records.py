@@ -21,7 +21,7 @@ FORGOTTEN_MAX: Final = 20_000
 VOIDED_MAX: Final = 20_000
 VOIDED_MS: Final = 86_400_000
 #: Between two looks for what may go, in ms.
-COLLECT_MS: Final = 10_000
+COLLECT_MS: Final = 2_000
 
 
 class Records:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from agent.keeper.errors import TOO_LARGE
 from agent.keeper.loop import READ, WRITE, Loop
 from agent.keeper.wire import Reader, WireError, encode
 
@@ -61,7 +62,11 @@ class Connection:
         """Queue a message; it goes out at the end of the turn."""
         if not self.is_open:
             return
-        self._out += encode(message)
+        try:
+            self._out += encode(message)
+        except WireError as error:
+            facts = {"is": "answer", "id": message.get("id"), "ok": False}
+            self._out += encode(facts | {"code": TOO_LARGE, "message": str(error)})
         if len(self._out) > WAITING_BYTES_MAX:
             self.close()
         elif not self._is_flushing:

@@ -15,7 +15,8 @@ Agent to keeper (each answered by {"is": "answer", "id": same, "ok": bool, …} 
         durably void every order of an earlier session that has no `started`; -> voided [token]
     {"do": "list", "id"}
         every attempt of the ledger, each process checked first; -> attempts [{token, worker, state:
-        "intent"|"running"|"exited"|"damaged", start, finish, frozen: bool, session}]
+        "intent"|"running"|"exited"|"damaged", start, finish, frozen: bool, session}]; evidence is
+        "replayed" where no agent was there to be sent the `finished` event
         optional: "with_forgotten" (true), "after" (token) and "limit" (0: none) page through it, by
         token; the answer's is_more says that `limit` cut it off. Items also have is_forgotten
         (`forget` came), progress and is_ready
@@ -43,6 +44,8 @@ Keeper to agent (events, sent to the attached agent only after they are durable 
 agent must expect each of them again in `list` after a reconnect):
 
     {"is": "started", "token", "start"}
+    {"is": "not_started", "token", "why"}           its intent was durable and it will never start:
+                                                    voided, killed or fenced first, or lease over
     {"is": "finished", "token", "finish"}          finish["start"] is filled in
     {"is": "tree_gone", "token"}                    after a finish with is_tree_gone false
     {"is": "progress", "token", "text"} · {"is": "ready", "token"}
@@ -74,7 +77,8 @@ class WireError(Exception):
 
 def encode(message: dict[str, Any]) -> bytes:
     """One frame for `message`."""
-    body: bytes = msgpack.packb(message, use_bin_type=True)
+    # Text that once was bytes (a file name, an argument) crosses unharmed.
+    body: bytes = msgpack.packb(message, use_bin_type=True, unicode_errors="surrogateescape")
     if len(body) > FRAME_BYTES_MAX:
         raise WireError(f"a message of {len(body)} bytes exceeds {FRAME_BYTES_MAX}")
     return _LENGTH.pack(len(body)) + body
