@@ -14,11 +14,33 @@ from scheduler.core import views
 from scheduler.core.lifecycle import JOB_PHASES, TERMINAL
 from scheduler.core.records import Attempt, Event, Job, Worker
 from scheduler.core.turn import attempt_events, job_events
-from scheduler.core.views import View
+from scheduler.core.views import View, event_view
 from scheduler.protocol.ids import BadId, Target
 
 if TYPE_CHECKING:
     from scheduler.core.state import ClusterState
+
+__all__ = [
+    "as_of",
+    "attempt_view",
+    "attempts_view",
+    "cluster_view",
+    "count_overdue",
+    "event_view",
+    "find_attempt",
+    "history_view",
+    "incidents_view",
+    "job_view",
+    "jobs_by_phase",
+    "jobs_page",
+    "newest_named",
+    "node_view",
+    "nodes_view",
+    "orphans_view",
+    "registry_view",
+    "settings_view",
+    "workers_view",
+]
 
 #: Largest page of a list.
 PAGE_MAX: Final = 1000
@@ -27,26 +49,22 @@ SCAN_MAX: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class JobFilter:
+class _Filter:
     """Which jobs a list shows; what is empty filters nothing."""
 
-    phases: frozenset[str] = frozenset()
-    user: str = ""
-    queue: str = ""
+    phases: frozenset[str]
+    user: str
+    queue: str
     #: Glob.
-    name: str = ""
-    is_overdue: bool = False
-    labels: tuple[tuple[str, str], ...] = ()
+    name: str
 
     def takes(self, job: Job) -> bool:
-        """All but `is_overdue`, which needs the state."""
         spec = job.spec
         return (
             (not self.phases or job.phase in self.phases)
             and (not self.user or job.user == self.user)
             and (not self.queue or spec.queue == self.queue)
             and (not self.name or fnmatchcase(spec.name, self.name))
-            and all(spec.labels.get(name) == value for name, value in self.labels)
         )
 
 
@@ -61,34 +79,45 @@ def job_view(state: ClusterState, job_id: int) -> View | None:
 
 def jobs_page(
     state: ClusterState,
-    filters: JobFilter = JobFilter(),
     *,
-    after: int | None = None,
+    states: Iterable[str] = (),
+    user: str | None = None,
+    queue: str | None = None,
+    name: str | None = None,
+    is_overdue: bool = False,
+    after: str | int | None = None,
     limit: int = 100,
     now_ms: int | None = None,
-) -> tuple[list[View], int | None]:
-    """Jobs, newest first, below id `after`; and the `after` of the next page."""
+) -> tuple[list[View], str | None]:
+    """Jobs, newest first, below the cursor `after`; and the cursor of the next page.
+
+    `name` is a glob. A rare filter can give a short page with a cursor (`SCAN_MAX`).
+    """
+    filters = _Filter(frozenset(states), user or "", queue or "", name or "")
     limit = max(1, min(limit, PAGE_MAX))
     found: list[View] = []
-    seen = 0
-    last = after
-    for job_id in _candidate_ids(state, filters, after):
+    seen, last = 0, 0
+    for job_id in _candidate_ids(state, filters, after, is_overdue=is_overdue):
         if len(found) == limit or seen == SCAN_MAX:
-            return found, last
+            return found, str(last)
         seen += 1
         last = job_id
         job = state.jobs.get(job_id)
         if job is None or not filters.takes(job):
             continue
-        if filters.is_overdue and not is_job_overdue(state, job, now_ms=now_ms):
+        if is_overdue and not is_job_overdue(state, job, now_ms=now_ms):
             continue
-        found.append(views.job_view(state, job, with_workers=False))
+        found.append(views.job_view(state, job))
     return found, None
 
 
-def _candidate_ids(state: ClusterState, filters: JobFilter, after: int | None) -> Iterable[int]:
-    top = state.next_job if after is None else min(after, state.next_job)
-    is_live = filters.is_overdue or (filters.phases and not filters.phases & TERMINAL)
+def _candidate_ids(
+    state: ClusterState, filters: _Filter, after: str | int | None, *, is_overdue: bool
+) -> Iterable[int]:
+    top = state.next_job
+    if after is not None:
+        top = min(top, int(after))
+    is_live = is_overdue or (filters.phases and not filters.phases & TERMINAL)
     if is_live:
         return (job_id for job_id in sorted(state.live_jobs, reverse=True) if job_id < top)
     return range(top - 1, 0, -1)
@@ -127,11 +156,10 @@ def newest_named(state: ClusterState, name: str) -> int | None:
 # ---- workers and attempts ----------------------------------------------------------------------
 
 
-def workers_of(state: ClusterState, job_id: int) -> list[View] | None:
-    job = state.jobs.get(job_id)
-    if job is None:
-        return None
-    return [views.worker_view(state, worker) for worker in views.workers_of(state, job)]
+def workers_view(state: ClusterState, target: str | int) -> list[View] | None:
+    """The workers that an id names, by task and index."""
+    found = find_workers(state, str(target))
+    return None if found is None else [views.worker_view(state, worker) for worker in found]
 
 
 def find_workers(state: ClusterState, target: str) -> list[Worker] | None:
@@ -173,7 +201,7 @@ def _attempts_of(state: ClusterState, worker: Worker) -> Iterator[Attempt]:
             yield attempt
 
 
-def attempts_of(
+def attempts_view(
     state: ClusterState, target: str, *, now_ms: int | None = None
 ) -> list[View] | None:
     """Views of all attempts that an id names, numbers ascending."""
@@ -202,7 +230,7 @@ def find_attempt(state: ClusterState, target: str) -> Attempt | None:
 # ---- history -----------------------------------------------------------------------------------
 
 
-def events_of(state: ClusterState, target: str) -> list[View] | None:
+def history_view(state: ClusterState, target: str) -> list[View] | None:
     """The timeline of a job, worker or attempt, of `node:NAME`, or of `cluster`.
 
     Where events were dropped from the middle, one of kind `gap` says how many.
@@ -210,7 +238,7 @@ def events_of(state: ClusterState, target: str) -> list[View] | None:
     if target == "cluster" or target.startswith("node:"):
         if target != "cluster" and target.removeprefix("node:") not in state.nodes:
             return None
-        return [views.event_view(event) for event in _stored(state, target)]
+        return [event_view(event) for event in _stored(state, target)]
     attempts = find_attempts(state, target)
     if attempts is None:
         return None
@@ -223,7 +251,7 @@ def events_of(state: ClusterState, target: str) -> list[View] | None:
         events += attempt_events(attempt)
         events += _stored(state, str(attempt))
     events.sort(key=_event_order)
-    return [views.event_view(event) for event in events]
+    return [event_view(event) for event in events]
 
 
 #: Order of events of one entry: what begins, before what it leads to.

@@ -89,7 +89,10 @@ def attempt_view(state: ClusterState, attempt: Attempt, *, now_ms: int | None = 
         "late_truth": _late_view(attempt),
         "gpu_indices": [] if placed is None else list(placed.gpu_indices),
         "ending": _attempt_ending(state, attempt),
-        "ready": attempt.is_ready,
+        "ready": is_ready(state, attempt),
+        "pending_reasons": reason_views(
+            [pending_reason(state, attempt)] if attempt.phase == PENDING else []
+        ),
         "log_index": {
             "created": attempt.created.index,
             "placed": None if placed is None else placed.at.index,
@@ -358,7 +361,7 @@ def progress_view(attempt: Attempt) -> View | None:
     }
 
 
-def task_view(row: TaskRow) -> View:
+def task_view(job: Job, row: TaskRow) -> View:
     phase = task_phase(row)
     counts = [
         f"{count} {name}"
@@ -372,6 +375,7 @@ def task_view(row: TaskRow) -> View:
         if count
     ]
     return {
+        "id": f"{job.id}/{row.name}",
         "name": row.name,
         "kind": row.kind,
         "phase": phase,
@@ -398,8 +402,8 @@ def current_attempts(state: ClusterState, job: Job) -> list[Attempt]:
     return [state.attempts[(*worker.key, worker.attempt)] for worker in workers_of(state, job)]
 
 
-def job_view(state: ClusterState, job: Job, *, with_workers: bool = True) -> View:
-    """One job; lists leave the workers out."""
+def job_view(state: ClusterState, job: Job) -> View:
+    """One job with its workers; see 6.3."""
     attempts = current_attempts(state, job)
     is_final = job.phase in TERMINAL
     unknown = sum(
@@ -434,15 +438,14 @@ def job_view(state: ClusterState, job: Job, *, with_workers: bool = True) -> Vie
         "unknown": unknown,
         "ready": sum(is_ready(state, attempt) for attempt in attempts),
         "replicas": sum(row.replicas for row in job.tasks),
-        "tasks": [task_view(row) for row in job.tasks],
+        "tasks": [task_view(job, row) for row in job.tasks],
         "pending_reasons": reason_views(reasons),
         "ending": _job_ending(state, job, attempts),
         **_only_worker_view(attempts),
     }
     view["conditions"] = _conditions(view)
     view["message"] = _message(job, view)
-    if with_workers:
-        view["workers"] = [worker_view(state, worker) for worker in workers_of(state, job)]
+    view["workers"] = [worker_view(state, worker) for worker in workers_of(state, job)]
     return view
 
 
