@@ -54,11 +54,6 @@ class Session:
             self._client = Client(self.found.context)
         return self._client
 
-    def forget(self) -> None:
-        """Look for the cluster anew at the next use: it was just started."""
-        self.close()
-        self._client = self._found = None
-
     def close(self) -> None:
         if self._client is not None:
             self._client.close()

@@ -89,7 +89,22 @@ def _from_directory(directory: Path, user: str) -> Found:
             code="no_cluster",
             exit_code=Exit.UNAVAILABLE,
         ) from None
+    _refuse_stopped(directory, members)
     return Found(context, f"directory {directory}", directory / "client")
+
+
+def _refuse_stopped(directory: Path, members: list[dict[str, Any]]) -> None:
+    """At once, instead of after trying for a while to reach somebody."""
+    pids = [member.get("pid") for member in members]
+    if any(pid is not None and Path(f"/proc/{pid}").exists() for pid in pids):
+        return
+    raise Failure(
+        f"the cluster in {directory} does not run",
+        why="none of its controllers does",
+        hint=f"start it with `pertinax up --dir {directory}`",
+        code="not_running",
+        exit_code=Exit.UNAVAILABLE,
+    )
 
 
 def _from_url(urls: str, environment: Mapping[str, str], user: str) -> Found:

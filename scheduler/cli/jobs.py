@@ -66,7 +66,8 @@ def jobs(state: str | None, *, limit: int, watch: bool, **filters: Any) -> None:
 def job(target: str) -> None:
     """Show a job."""
     found = session()
-    view = found.client.job(_job_part(found.resolve(target)))
+    job_id = _job_part(found.resolve(target))
+    view = found.client.job(job_id)
     if found.is_json:
         found.print_json(view)
         return
@@ -104,7 +105,8 @@ def job(target: str) -> None:
 @common
 def workers(target: str, *, failed: bool) -> None:
     """List the workers of a job."""
-    document = session().client.workers(session().resolve(target))
+    target = session().resolve(target)
+    document = session().client.workers(target)
     if failed:
         document["workers"] = [one for one in document["workers"] if one["phase"] == "Failed"]
     _print_list(
@@ -130,8 +132,9 @@ def workers(target: str, *, failed: bool) -> None:
 @common
 def attempts(target: str) -> None:
     """List the attempts of a job, worker by worker."""
+    target = session().resolve(target)
     _print_list(
-        session().client.attempts(session().resolve(target)),
+        session().client.attempts(target),
         "attempts",
         ("ID", "PHASE", "CAUSE", "EVIDENCE", "EXIT", "NODE", "STARTED", "LASTED", "PEAK", "WHY"),
         lambda one: (
@@ -155,7 +158,8 @@ def attempts(target: str) -> None:
 @common
 def history(target: str) -> None:
     """Show what happened to a job, worker or attempt, step by step."""
-    print_events(session().client.history(session().resolve(target)))
+    target = session().resolve(target)
+    print_events(session().client.history(target))
 
 
 @click.command()
@@ -164,7 +168,8 @@ def history(target: str) -> None:
 def why(target: str) -> None:
     """Tell why a job is pending, or by which rule and when its end will be decided."""
     found = session()
-    view = found.client.why(found.resolve(target))
+    target = found.resolve(target)
+    view = found.client.why(target)
     if found.is_json:
         found.print_json(view)
         return

@@ -38,8 +38,9 @@ def logs(
     the bytes are no UTF-8.
     """
     found = session()
+    target = found.resolve(target)
     chunks = found.client.logs(
-        found.resolve(target),
+        target,
         stream="stderr" if is_stderr else "stdout",
         attempt=attempt,
         tail_lines=tail,

@@ -180,13 +180,8 @@ def _ensure_cluster(found: Session) -> None:
     from scheduler.cli.local import ensure_up
 
     try:
-        where = found.found
+        _ = found.found
     except Failure as failure:
-        if failure.code != "no_cluster" or found.cluster:
+        if failure.code not in ("no_cluster", "not_running") or found.cluster:
             raise
-        ensure_up(Path.cwd() / LOCAL_NAME)
-        return
-    directory = nearest_local(Path.cwd())
-    if directory is not None and where.source == f"directory {directory}":
-        ensure_up(directory)
-        found.forget()
+        ensure_up(nearest_local(Path.cwd()) or Path.cwd() / LOCAL_NAME)

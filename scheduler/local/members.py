@@ -133,10 +133,11 @@ def wait_serving(layout: Layout, plan: Plan, kind: str, name: str, process: Proc
 def ended(layout: Layout, kind: str, name: str) -> LocalError:
     """What to say of a member that ended right after its start."""
     log = layout.log_file(kind, name)
-    tail = log_tail(log).strip().splitlines()
+    # The frames that close a printed group of exceptions say nothing.
+    said = [line for line in log_tail(log).splitlines() if any(map(str.isalnum, line))]
     return LocalError(
         f"{kind} {name} ended instead of serving",
-        why=tail[-1] if tail else f"it said nothing in {log}",
+        why=said[-1].lstrip("| ") if said else f"it said nothing in {log}",
         hint=f"read {log}; then start it with `pertinax up --only {name} --dir {layout.root}`",
         kind="refused",
         code="member_ended",

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -79,12 +79,11 @@ def command_of(pid: int) -> list[str]:
     return [os.fsdecode(word) for word in data.split(b"\0")[:-1]]
 
 
-def spawn(
-    module: str, args: Sequence[str], *, log: Path, extra_env: Mapping[str, str] | None = None
-) -> Process:
+def spawn(module: str, args: Sequence[str], *, log: Path) -> Process:
     """Start `python -m module args` in a session of its own, its output appended to `log`."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PERTINAX_")}
-    env.update(extra_env or {})
+    # Daemons that compile every module at every start would start late.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     with log.open("ab") as output:
         child = subprocess.Popen(
             [sys.executable, "-m", module, *args],

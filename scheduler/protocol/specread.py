@@ -44,7 +44,7 @@ def add_mistake(mistakes: Mistakes, path: str, message: str, hint: str = "") -> 
 
 def join(path: str, name: object) -> str:
     """`path.name`, quoting what would be ambiguous."""
-    text = str(name)
+    text = name if isinstance(name, str) else shown(name)
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", text):
         text = repr(text[:64])
     return f"{path}.{text}" if path else text
@@ -69,7 +69,11 @@ def read_object(
     for name, given in value.items():
         field = fields.get(name) if isinstance(name, str) else None
         if field is None:
-            hint = suggestion(str(name)[:64], fields)
+            hint = (
+                suggestion(shown(name)[:64], fields)
+                if not isinstance(name, str)
+                else (suggestion(name[:64], fields))
+            )
             add_mistake(mistakes, join(path, name), "no such field", hint)
         elif given is not None:
             found[field.attribute] = field.read(given, join(path, name), mistakes)
@@ -94,7 +98,8 @@ def text(*, pattern: str | None = None, what: str = "text", chars_max: int = 409
 
     def read(value: Any, path: str, mistakes: Mistakes) -> str:
         if not isinstance(value, str):
-            hint = f'write "{value}"' if isinstance(value, int | float) else ""
+            is_short = isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 64)
+            hint = f'write "{value}"' if is_short else ""
             add_mistake(mistakes, path, f"{kind_of(value)} where {what} is wanted", hint)
             return ""
         if "\0" in value:
