@@ -33,9 +33,11 @@ class Contact:
     link: AgentLink | None
     #: When anything was last heard.
     heard_at_ms: int
-    #: When the newest acknowledged heartbeat was received: a node that sees no acknowledgement for
+    #: When the node last showed that an acknowledgement reached it: one that sees none for
     #: heartbeat_timeout counts as silent, too (one-way loss).
     acknowledged_at_ms: int
+    #: The acknowledgement that it last spoke of.
+    acknowledged: int = 0
     #: Log time until which leases given here may run.
     lease_until_ms: int = 0
     #: Set once the rejoin's verdicts were sent: from then on orders go out.

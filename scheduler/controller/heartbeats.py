@@ -25,7 +25,6 @@ DIGEST_PATIENCE: Final = 2
 @dataclass(slots=True)
 class _Waiting:
     heartbeat: Heartbeat
-    received_at_ms: int
     received_log_ms: int
 
 
@@ -45,9 +44,10 @@ class Heartbeats:
         contact.heartbeat = heartbeat
         contact.frozen = frozenset(heartbeat.frozen)
         contact.progress = {item.token: item.text for item in heartbeat.progress}
-        self._waiting[contact] = _Waiting(
-            heartbeat, lead.clock.boottime_ms(), lead.log_time.now_ms()
-        )
+        if heartbeat.acknowledged != contact.acknowledged:
+            contact.acknowledged = heartbeat.acknowledged
+            contact.acknowledged_at_ms = lead.clock.boottime_ms()
+        self._waiting[contact] = _Waiting(heartbeat, lead.log_time.now_ms())
         self._news.set()
 
     def wake(self) -> None:
@@ -88,7 +88,6 @@ class Heartbeats:
         lease_ms = lead.machine.setting_ms("transient_timeout")
         # Before the frame leaves: what the agent may hold must never exceed what is known here.
         contact.lease_until_ms = max(contact.lease_until_ms, waiting.received_log_ms + lease_ms)
-        contact.acknowledged_at_ms = max(contact.acknowledged_at_ms, waiting.received_at_ms)
         wants_inventory = contact.digest_misses >= contact.digest_patience
         if wants_inventory:
             contact.digest_misses = 0

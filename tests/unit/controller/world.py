@@ -177,10 +177,11 @@ class World:
 
     async def until(self, condition: Callable[[], Any], *, within_s: float = 60) -> Any:
         """Virtual time passes until `condition` holds; returns its value."""
-        deadline = self.loop.time() + within_s
+        deadline, step_s = self.loop.time() + within_s, 0.001
         while not (found := condition()):
             assert self.loop.time() < deadline, "the condition did not come true"
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(step_s)
+            step_s = min(0.1, step_s * 1.2)
         return found
 
     async def wait(self, seconds: float) -> None:
@@ -389,6 +390,7 @@ class PlayedAgent:
         fields: dict[str, Any] = {
             "sequence": self.beats,
             "sent_boottime_ms": self.world.clock.boottime_ms(),
+            "acknowledged": max((ack.sequence for ack in self.all(HeartbeatAck)), default=0),
         }
         heartbeat = Heartbeat(**{**fields, **changes})
         self.send(heartbeat)
