@@ -36,7 +36,6 @@ from scheduler.core.commands import (
     SubmittedJob,
 )
 from scheduler.core.results import Done, KillAnswer, Rejected, Submitted
-from scheduler.protocol.ids import parse_token
 from scheduler.protocol.spec import JobSpec
 
 #: A read waits this long for a quorum or for its index, then says that there is none.
@@ -318,7 +317,7 @@ class Service:
 
     def _node_of(self, token: str) -> str:
         state = self._machine.state
-        attempt = state.attempt_of_token(parse_token(token))
+        attempt = state.attempt_of_token(token)
         if attempt is not None and attempt.placed is not None:
             return attempt.placed.node
         tombstone = state.tombstones.get(token)
