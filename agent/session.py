@@ -12,7 +12,7 @@ import contextlib
 import random
 import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from agent.config import AgentConfig, split_address
 from agent.dialing import Dialer
@@ -64,8 +64,8 @@ class ControlLink(asyncio.Protocol):
         self._early: list[ControllerMessage] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no subclasses of asyncio's, so this cannot be asserted.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         if self.closed.done():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from scheduler.controller import logs
 from scheduler.controller.certs import common_name
@@ -99,8 +99,8 @@ class AgentLink(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no subclasses of asyncio's, so this cannot be asserted.
+        self._transport = cast("asyncio.Transport", transport)
         if self._is_named_by_tls:
             self.certificate_name = common_name(transport.get_extra_info("peercert"))
         self.peer = str(transport.get_extra_info("peername"))
