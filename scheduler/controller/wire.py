@@ -104,7 +104,7 @@ class AgentLink(asyncio.Protocol):
         if self._is_named_by_tls:
             self.certificate_name = common_name(transport.get_extra_info("peercert"))
         self.peer = str(transport.get_extra_info("peername"))
-        transport.set_write_buffer_limits(high=SEND_BYTES_HIGH)
+        self._transport.set_write_buffer_limits(high=SEND_BYTES_HIGH)
         self._is_taken = self._owner.on_open(self)
         if not self._is_taken:
             self.abort()
