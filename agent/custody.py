@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import agent
 from agent.errors import KeeperFailed
@@ -64,8 +64,8 @@ class KeeperLink(asyncio.Protocol):
         self.silent_ticks = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transport of a unix socket is one without inheriting from it.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         events: list[Event] = []

@@ -18,6 +18,7 @@ import os
 import select
 import signal
 import sys
+import traceback
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -60,6 +61,10 @@ def main(arguments: list[str] | None = None) -> int:
         return uvloop.run(_run(config, log, is_leave=options.leave))
     except (WalError, ValueError, OSError) as error:
         return _fail(EXIT_FAILED, f"{type(error).__name__}: {error}")
+    except ExceptionGroup as group:
+        # One of the tasks broke: a failed sync, whose recovery is a restart, or a bug of ours.
+        traceback.print_exception(group)
+        return _fail(EXIT_FAILED, *(f"{type(e).__name__}: {e}" for e in group.exceptions))
     finally:
         lock.release()
 
