@@ -94,13 +94,20 @@ def read_identity_file(path: Path, *, fs: FileSystem = REAL_FILES) -> IdentityFi
                 f"{file} has format {body['format']}; this release reads up to {_FORMAT}", path=file
             )
         identity = Identity(body["cluster_id"], body["member"], body["incarnation"])
-        return IdentityFile(identity, body["log_started"])
+        content = IdentityFile(identity, body["log_started"])
+        if _encode(content) != raw:
+            raise ValueError("not as written")
+        return content
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt("the identity file does not verify", path=file) from error
 
 
 def write_identity_file(path: Path, content: IdentityFile, *, fs: FileSystem = REAL_FILES) -> None:
     """Replace the identity file atomically; durable on return."""
+    replace_file(path / IDENTITY_NAME, _encode(content), fs=fs)
+
+
+def _encode(content: IdentityFile) -> bytes:
     body: dict[str, object] = {
         "format": _FORMAT,
         "cluster_id": content.identity.cluster_id,
@@ -109,7 +116,7 @@ def write_identity_file(path: Path, content: IdentityFile, *, fs: FileSystem = R
         "log_started": content.is_started,
     }
     body["crc32"] = f"{crc32(_canonical(body)):08x}"
-    replace_file(path / IDENTITY_NAME, json.dumps(body, indent=1).encode() + b"\n", fs=fs)
+    return json.dumps(body, indent=1).encode() + b"\n"
 
 
 def _canonical(body: dict[str, object]) -> bytes:

@@ -1,9 +1,9 @@
 """A file system in memory that remembers what was synced, and the states a power cut can leave.
 
 `MemoryDisk` is what the code under test writes to. It records every change as an event. `Replayer`
-walks such a trace and, at any event, yields images: what was durable, plus any subset of what was not.
-The units of loss are 512-byte sectors of a write, single directory operations, and now and then a
-sector of which only a part arrived.
+walks such a trace and, at any event, yields images: what was durable, plus any subset of what was
+not. The units of loss are 512-byte sectors of a write, single directory operations, and now and
+then a sector of which only a part arrived.
 """
 
 from __future__ import annotations
@@ -205,9 +205,9 @@ class MemoryDisk:
 
     def _check_capacity(self, node: int, size: int) -> None:
         grows = size - len(self.nodes[node])
-        if self.capacity_bytes is not None and grows > 0:
-            if self._used_bytes() + grows > self.capacity_bytes:
-                raise OSError(errno.ENOSPC, "no space left on device")
+        is_limited = self.capacity_bytes is not None and grows > 0
+        if is_limited and grows > self.free_bytes(Path()):
+            raise OSError(errno.ENOSPC, "no space left on device")
 
 
 class _Unit(NamedTuple):

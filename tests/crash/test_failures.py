@@ -9,18 +9,18 @@ import pytest
 
 from tests.crash.disk import MemoryDisk, Replayer
 from tests.crash.test_power_cuts import judge
-from tests.crash.workload import Crash, Life, State, crashes, open_log
+from tests.crash.workload import Allowed, Crash, Life, State, crashes, open_log
 from wal import Closed, OutOfSpace, SyncFailed, WriteAheadLog
 
 
 def fail_sync(disk: MemoryDisk, number: int) -> None:
-    """Let the `number`-th sync from now on fail, and none after it."""
+    """Let the `number`-th sync from now on fail, and all after it."""
     left = [number]
 
     def fault(kind: str) -> None:
         if kind == "sync":
             left[0] -= 1
-            if left[0] == 0:
+            if left[0] <= 0:
                 raise OSError(errno.EIO, "input/output error")
 
     disk.fault = fault
@@ -61,7 +61,7 @@ def test_a_restart_does_not_trust_the_page_cache(seed: int) -> None:
     restart_after_failed_sync(seed)
 
 
-@pytest.mark.parametrize("number", range(1, 40))
+@pytest.mark.parametrize("number", range(1, 40, 3))
 def test_a_failed_sync_is_fatal_and_nothing_is_acknowledged_after_it(number: int) -> None:
     disk = MemoryDisk(seed=number)
     life = Life(disk, 400)
@@ -70,19 +70,25 @@ def test_a_failed_sync_is_fatal_and_nothing_is_acknowledged_after_it(number: int
     with pytest.raises(SyncFailed):
         life.steps(400)
     durable = life.log.durable_index
-    for attempt in (life.log.sync, life.log.write_mark, lambda: life.log.set_hard_state(99, "a")):
-        if attempt == life.log.sync and life.log.take_batch() is None:
-            life.log.append(b"more", index=life.log.last_index + 1, term=1)
-        with pytest.raises(SyncFailed):
-            attempt()
+    # The step that failed may have been a restart: then the log is closed.
+    with pytest.raises((SyncFailed, Closed)):
+        life.log.write_mark()
+    with pytest.raises((SyncFailed, Closed)):
+        life.log.set_hard_state(99, "a")
+    with pytest.raises((SyncFailed, Closed)):
+        append_and_sync(life.log)
     assert life.log.durable_index == durable
     life.log.close()
     for crash in crashes(disk, Random(number), limit=2):
         judge(crash, 400)
 
 
+def append_and_sync(log: WriteAheadLog) -> None:
+    log.append(b"more", index=log.last_index + 1, term=1)
+    log.sync()
+
+
 def make_full(disk: MemoryDisk) -> None:
-    disk.capacity_bytes = 0
     # What is allocated stays usable.
     disk.capacity_bytes = disk._used_bytes()
 
@@ -118,18 +124,11 @@ def test_full_disk_refuses_entries_but_neither_votes_nor_what_frees_work() -> No
     assert log.last_index > last
     log.set_hard_state(8, "c")
     assert log.durable_index == log.last_index
-    for crash in [Crash(disk.image(), judge_final(log), 0)]:
-        judge(crash, 1)
+    judge(Crash(disk.image(), Allowed((State.of(log),), ((8, "c"),)), 0), 1)
     assert not log.prepare_spare()
     disk.capacity_bytes = None
     assert log.prepare_spare()
     assert fill_some(log, 20) == 20
-
-
-def judge_final(log: WriteAheadLog):  # noqa: ANN201
-    from tests.crash.workload import Allowed
-
-    return Allowed((State.of(log),), ((log.term, log.voted_for),))
 
 
 def fill_some(log: WriteAheadLog, count: int) -> int:

@@ -55,10 +55,20 @@ def explore_recovery(seed: int, *, limit: int) -> int:
     return count
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(8))
 def test_recovery_finds_what_was_acknowledged(seed: int) -> None:
-    assert explore(seed, limit=4) > 300
+    assert explore(seed, limit=6) > 250
 
 
 def test_recovery_survives_being_interrupted() -> None:
-    assert explore_recovery(100, limit=4) > 100
+    assert sum(explore_recovery(seed, limit=4) for seed in range(100, 105)) > 400
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(2))
+def test_a_hundred_thousand_states(part: int) -> None:
+    count, seed = 0, 10_000 * (part + 1)
+    while count < 51_000:
+        count += explore(seed, limit=16) + explore_recovery(seed, limit=8)
+        seed += 1

@@ -1,9 +1,9 @@
 """A seeded life of a log on a `MemoryDisk`, with what each moment of it allows recovery to find.
 
-The oracle is exact. Every change of the log is an operation; a batch makes a run of them durable. At
-any moment recovery must give the log after k operations, for some k between those that were durable
-and those that were handed to the disk, and a hard state that was set or is being set. Never less,
-never a mixture, and never a refusal.
+The oracle is exact. Every change of the log is an operation; a batch makes a run of them durable.
+At any moment recovery must give the log after k operations, for some k between those that were
+durable and those that were handed to the disk, and a hard state that was set or is being set. Never
+less, never a mixture, and never a refusal.
 """
 
 from __future__ import annotations
