@@ -47,6 +47,8 @@ class Ending:
     #: The main process's end was seen before this began.
     is_after_exit: bool
     is_soft_sent: bool = False
+    #: Who got the soft signal (pid, start ticks): one forked meanwhile is asked later.
+    asked: set[tuple[int, int]] = field(default_factory=set)
     #: When KILL was first sent; 0 before.
     killing_since_ms: int = 0
     kills_sent: int = 0
@@ -153,11 +155,13 @@ class Attempt:
 
 @dataclass(slots=True, kw_only=True)
 class Closed:
-    """What is left of an attempt whose finish is durable: small, for there are many."""
+    """What is left of an attempt whose finish is durable: small, for there are many.
+
+    The finish itself is in the ledger.
+    """
 
     worker: str
     session: int
-    finish: dict[str, Any]
     #: An attached agent was sent the `finished` event.
     is_told: bool = False
     #: Wall clock ms since when its finish is known to be committed; None before.

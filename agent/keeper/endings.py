@@ -168,8 +168,21 @@ class Endings:
             # A stopped tree cannot act on a signal: it waits for the thaw, at most for the grace.
             if not ending.is_soft_sent and not attempt.is_frozen:
                 ending.is_soft_sent = True
-                self._signal(attempt, self.members(attempt), ending.soft_signal)
+                self._ask(attempt, ending)
         ending.timer = loop.call_later(delay_ms, lambda: self._step(attempt))
+
+    def ask_strays(self, attempt: Attempt) -> None:
+        """Send the soft signal to strays that were forked while it was sent to the others."""
+        ending = attempt.ending
+        if ending is None or not ending.is_soft_sent or ending.killing_since_ms:
+            return
+        if not ending.asked.issuperset(attempt.strays.items()):
+            self._ask(attempt, ending)
+
+    def _ask(self, attempt: Attempt, ending: Ending) -> None:
+        members = [m for m in self.members(attempt) if (m.pid, m.start_ticks) not in ending.asked]
+        ending.asked |= {(m.pid, m.start_ticks) for m in members} | set(attempt.strays.items())
+        self._signal(attempt, members, ending.soft_signal)
 
     def _kill_round(self, attempt: Attempt, ending: Ending, now_ms: int) -> int:
         """KILL the whole tree; returns after how many ms to look again."""

@@ -56,6 +56,7 @@ def note_status(context: Context, attempt: Attempt) -> None:
         "was_signalled": attempt.was_signalled,
         "was_oom": attempt.was_oom,
         "ending": "" if attempt.ending is None else attempt.ending.cause,
+        "detail": "" if attempt.ending is None else attempt.ending.detail,
     }
     context.ledger.write(attempt.token, "status", record)
 
@@ -66,8 +67,8 @@ def tree_gone(context: Context, attempt: Attempt) -> None:
     if closed is None:
         return  # its finish is not durable yet; looked at again with the next sweep
     attempt.disarm_all()
-    closed.finish["is_tree_gone"] = True
-    record = {"worker": closed.worker, "session": closed.session, "finish": closed.finish}
+    finish = finish_of(context, attempt.token) | {"is_tree_gone": True}
+    record = {"worker": closed.worker, "session": closed.session, "finish": finish}
 
     def tell() -> None:
         context.attempts.pop(attempt.token, None)
@@ -163,6 +164,14 @@ def _base(context: Context, attempt: Attempt, cause: str, detail: str) -> dict[s
     return facts
 
 
+def finish_of(context: Context, token: str) -> dict[str, Any]:
+    """The FinishFacts of a closed attempt."""
+    record = context.ledger.read(token, "exited")
+    assert record is not None
+    finish: dict[str, Any] = record["finish"]
+    return finish
+
+
 def frozen_total_ms(context: Context, attempt: Attempt) -> int:
     """How long the attempt was frozen, up to now."""
     now_frozen = 0
@@ -174,7 +183,7 @@ def frozen_total_ms(context: Context, attempt: Attempt) -> int:
 def _finished(context: Context, attempt: Attempt, finish: dict[str, Any]) -> None:
     token = attempt.token
     context.leases.drop(token)
-    closed = Closed(worker=attempt.work.worker, session=attempt.session, finish=finish)
+    closed = Closed(worker=attempt.work.worker, session=attempt.session)
     context.closed[token] = closed
     if attempt.phase is Phase.CLOSING:
         context.attempts.pop(token, None)

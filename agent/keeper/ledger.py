@@ -16,7 +16,7 @@ status_lost; started without exited is searched in /proc and adopted or lost; ex
 
 Group commit: records of one turn are handed together to one worker thread, which writes them with
 one sync and then wakes the loop; the callbacks run in the loop, in order. While it syncs, the next
-turns' records gather. Only that thread touches the store. A failed sync ends the process: a new
+turns' records gather. Only that thread changes the store. A failed sync ends the process: a new
 keeper starts from what is really on disk.
 """
 
@@ -45,6 +45,7 @@ class Store(Protocol):
     """What the ledger needs of wal.keyed.KeyedStore. `put` is durable after `sync`."""
 
     def put(self, key: bytes, value: bytes) -> object: ...
+    def get(self, key: bytes) -> bytes | None: ...
     def delete(self, key: bytes) -> object: ...
     def sync(self) -> object: ...
     def close(self) -> object: ...
@@ -85,6 +86,11 @@ class Ledger:
     def drop(self, token: str, kinds: Iterable[str] = KINDS) -> None:
         """Remove records of an attempt; they may come back when we crash before the next sync."""
         self._next.changes.extend((_key(token, kind), None) for kind in kinds)
+
+    def read(self, token: str, kind: str) -> Record | None:
+        """A record that was durable, or is about to be."""
+        data = self._store.get(_key(token, kind))
+        return None if data is None else unpack(data)
 
     def after(self, then: Callback) -> None:
         """Run `then` once everything written so far is durable."""

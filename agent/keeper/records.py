@@ -12,11 +12,12 @@ from typing import Any, Final
 from agent.keeper.attempt import Closed
 from agent.keeper.clock import wall_ms
 from agent.keeper.context import Context
+from agent.keeper.finish import finish_of
 from agent.keeper.ledger import META
 
 #: Committed finishes kept at most: beyond it the oldest go before their retention ends, or a storm
 #: of short jobs would grow the keeper without bound.
-FORGOTTEN_MAX: Final = 20_000
+FORGOTTEN_MAX: Final = 10_000
 #: Voided tokens are kept as long as a repeated order could come; at most this many.
 VOIDED_MAX: Final = 20_000
 VOIDED_MS: Final = 86_400_000
@@ -54,7 +55,7 @@ class Records:
         context = self._context
         closed = context.closed.get(token)
         if closed is not None:
-            return _closed_entry(token, closed)
+            return _closed_entry(token, closed, finish_of(context, token))
         attempt = context.attempts.get(token)
         if attempt is None:
             return None
@@ -144,8 +145,7 @@ class Records:
                 _remove_tree(parent / token)
 
 
-def _closed_entry(token: str, closed: Closed) -> dict[str, Any]:
-    finish = closed.finish
+def _closed_entry(token: str, closed: Closed, finish: dict[str, Any]) -> dict[str, Any]:
     if not closed.is_told and finish["evidence"] == "observed":
         # Nobody was there to hear of it: what is told now comes from the journal.
         finish = finish | {"evidence": "replayed"}

@@ -13,9 +13,10 @@ The lease file is obeyed first. Then, per attempt of the journal without a finis
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
-from agent.keeper.attempt import Attempt, Closed, Phase
+from agent.keeper.attempt import Attempt, Closed, Ending, Phase
 from agent.keeper.cgroups import Group
 from agent.keeper.clock import wall_ms
 from agent.keeper.context import Context
@@ -73,7 +74,6 @@ class Recovery:
         self._context.closed[token] = Closed(
             worker=str(record["worker"]),
             session=int(record["session"]),
-            finish=dict(record["finish"]),
             forgotten_at_ms=None if forget is None else int(forget["at_ms"]),
         )
         if not record["finish"]["is_tree_gone"] and "intent" in kinds:
@@ -118,6 +118,7 @@ class Recovery:
             attempt.ended_at_ms = attempt.ended_at_ms or wall_ms()
             runner.sweeper.look_at(attempt)
         runner.resume(attempt)
+        runner.endings.go_on(attempt)
         if is_damaged:
             runner.endings.begin(attempt, cause="", detail="", grace_ms=attempt.work.grace_ms)
         elif attempt.order is not None:
@@ -147,7 +148,21 @@ class Recovery:
             attempt.usage.peak_rss_bytes = status.get("peak_rss_bytes")
             attempt.was_signalled = bool(status.get("was_signalled"))
             attempt.was_oom = bool(status.get("was_oom"))
+            self._resume_ending(attempt, status)
         attempt.order = kinds.get("order")
+
+    def _resume_ending(self, attempt: Attempt, status: Record) -> None:
+        """An end that was begun before the exit is its cause, whoever saw the exit."""
+        if not status.get("ending"):
+            return
+        attempt.ending = Ending(
+            cause=str(status["ending"]),
+            detail=str(status["detail"]),
+            soft_signal=signal.SIGTERM,
+            grace_ms=attempt.work.grace_ms,
+            kill_at_ms=self._context.loop.now_ms() + attempt.work.grace_ms,
+            is_after_exit=False,
+        )
 
     def _resume_output(self, attempt: Attempt, kinds: dict[str, Record], pids: list[int]) -> None:
         inodes = kinds.get("started", {}).get("pipes", {})

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from agent.keeper.attempt import Phase
 from agent.keeper.context import Context
-from agent.keeper.finish import drop_unstarted
+from agent.keeper.finish import drop_unstarted, finish_of
 from agent.keeper.runner import Runner
 
 #: Between two looks whether all is over, in ms.
@@ -53,7 +53,7 @@ class Stopping:
 
     def _leave(self) -> None:
         finishes = {
-            token: closed.finish
+            token: finish_of(self._context, token)
             for token, closed in self._context.closed.items()
             if closed.forgotten_at_ms is None  # the others are the cluster's already
         }

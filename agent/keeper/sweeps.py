@@ -78,6 +78,8 @@ class Sweeper:
         note_status(self._context, attempt)
         if attempt.ending is None:
             self._endings.begin(attempt, cause="", detail="", grace_ms=attempt.work.grace_ms)
+        else:
+            self._endings.ask_strays(attempt)
 
     def _assign_orphans(self) -> tuple[set[str], bool]:
         """Note whose the orphans are: (tokens that have some, whether some are unclear)."""

@@ -57,9 +57,15 @@ class KeeperProcess:
         return self.attach()
 
     def attach(self) -> Client:
-        """A new connection, attached."""
+        """A new connection, attached; the one before is closed."""
         if self.client is not None:
             self.client.close()
+        self.client = self.connect()
+        self.client.attach()
+        return self.client
+
+    def connect(self) -> Client:
+        """A connection that is not attached: it can ask, and hears of no events."""
 
         def connect() -> socket.socket | None:
             assert self.process is not None
@@ -72,8 +78,7 @@ class KeeperProcess:
                 return None
             return sock
 
-        self.client = Client(eventually(connect), self.cluster_id)
-        return self.client
+        return Client(eventually(connect), self.cluster_id)
 
     def kill(self) -> None:
         """SIGKILL the keeper, as a crash does; the attempts go on."""
@@ -118,7 +123,12 @@ class Client:
         self._numbers = itertools.count(1)
         self._answers: dict[int, Message] = {}
         self.events: list[Message] = []
-        self.attached = self.ask("attach", cluster_id=cluster_id, node="node-a", session=1)
+        self._cluster_id = cluster_id
+        self.attached: Message = {}
+
+    def attach(self) -> None:
+        """Become the agent."""
+        self.attached = self.ask("attach", cluster_id=self._cluster_id, node="node-a", session=1)
 
     def send(self, do: str, **fields: Any) -> int:
         number = next(self._numbers)

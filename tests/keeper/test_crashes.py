@@ -41,9 +41,10 @@ def test_attempts_outlive_the_agent_and_are_replayed(keeper: KeeperProcess) -> N
     client.event("started", "short")
     pid = client.entry("long")["start"]["pid"]
     client.close()
-    eventually(lambda: not keeper.members("short"))
+    watcher = keeper.connect()
+    eventually(lambda: watcher.entry("short")["state"] == "exited")
+    watcher.close()
     client = keeper.attach()
-    client.until(lambda: client.entry("short")["state"] == "exited")
     finish = client.entry("short")["finish"]
     assert (finish["exit_code"], finish["evidence"]) == (7, "replayed")
     assert client.entry("long")["start"]["pid"] == pid
@@ -81,7 +82,7 @@ def test_what_ended_without_a_keeper_is_never_called_a_success(keeper: KeeperPro
     (keeper.keeper_directory / "work" / "job" / "go").touch()
     eventually(lambda: not keeper.members("job"))
     client = keeper.start()
-    client.until(lambda: client.entry("job")["state"] == "exited")
+    eventually(lambda: client.entry("job")["state"] == "exited")
     finish = client.entry("job")["finish"]
     assert (finish["cause"], finish["evidence"]) == ("status_lost", "seen_gone")
 
@@ -105,7 +106,7 @@ def test_order_that_was_durable_is_obeyed_by_the_successor(keeper: KeeperProcess
     client.kill("job", grace_ms=500)
     keeper.kill()
     client = keeper.start()
-    client.until(lambda: client.entry("job")["state"] == "exited")
+    eventually(lambda: client.entry("job")["state"] == "exited")
     assert client.entry("job")["finish"]["cause"] == "killed"
 
 
@@ -114,10 +115,9 @@ def test_status_seen_before_the_crash_is_kept(keeper: KeeperProcess) -> None:
     # The stray ignores the soft signal, so that the attempt is not over when the keeper dies.
     client.shell("job", "(trap '' TERM; exec setsid sleep 1000) & exit 5", grace_ms=600_000)
     client.event("started", "job")
-    client.ask("list")
     eventually(lambda: len(keeper.members("job")) == 1)
-    client.ask("forget", tokens=[])  # a durable round after the status was seen
-    client.ask("forget", tokens=[])
+    client.ask("list")  # the keeper reaps before it answers
+    client.ask("forget", tokens=[])  # and this answer is durable, with all before it
     keeper.kill()
     client = keeper.start()
     client.kill("job", grace_ms=0)
@@ -173,7 +173,7 @@ def test_intent_whose_process_is_gone_may_have_run(keeper: KeeperProcess) -> Non
     keeper.kill()
     rewrite(keeper, {"job/started": None, "job/exited": None})
     client = keeper.start()
-    client.until(lambda: client.entry("job")["state"] == "exited")
+    eventually(lambda: client.entry("job")["state"] == "exited")
     finish = client.entry("job")["finish"]
     assert (finish["cause"], finish["evidence"]) == ("status_lost", "seen_gone")
     assert finish["start"]["pid"] is None
@@ -192,7 +192,7 @@ def test_after_a_reboot_nothing_is_signalled(keeper: KeeperProcess) -> None:
             keeper, {"job/intent": {"boot_id": "another-boot"}, "job/started": {"start": other}}
         )
         client = keeper.start()
-        client.until(lambda: client.entry("job")["state"] == "exited")
+        eventually(lambda: client.entry("job")["state"] == "exited")
         finish = client.entry("job")["finish"]
         assert (finish["cause"], finish["evidence"]) == ("status_lost", "proven_dead")
         assert innocent.poll() is None
@@ -217,7 +217,7 @@ def test_reused_pid_is_never_signalled(keeper: KeeperProcess) -> None:
         rewrite(keeper, {"job/started": {"start": start | {"pid": innocent.pid}}})
         client = keeper.start()
         client.kill("job", grace_ms=0)
-        client.until(lambda: client.entry("job")["state"] == "exited")
+        eventually(lambda: client.entry("job")["state"] == "exited")
         assert client.entry("job")["finish"]["cause"] in {"status_lost", "killed"}
         assert innocent.poll() is None
     finally:
@@ -237,7 +237,7 @@ def test_damaged_record_costs_its_attempt_only(keeper: KeeperProcess) -> None:
     store.sync()
     store.close()
     client = keeper.start()
-    client.until(lambda: client.entry("bad")["state"] == "exited")
+    eventually(lambda: client.entry("bad")["state"] == "exited")
     finish = client.entry("bad")["finish"]
     assert finish["cause"] == "status_lost"
     assert finish["is_tree_gone"]

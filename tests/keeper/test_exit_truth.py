@@ -279,5 +279,5 @@ def test_attempt_leads_its_own_session(shared: KeeperProcess, client: Client, to
 
 
 def _directory(client: Client, token: str) -> Path:
-    workdir = Path(os.readlink(f"/proc/{client.event('started', token)['start']['pid']}/cwd"))
+    workdir = Path(f"/proc/{client.event('started', token)['start']['pid']}/cwd").readlink()
     return workdir.parents[1] / "attempts" / token
