@@ -256,6 +256,10 @@ class AgentState:
     def reconnect(self, reason: str, *, address: str = "") -> None:
         """Leave this leader in order, and dial again."""
         self.emit(Send(Goodbye(mode="reconnect")))
+        self.leave_session(reason, address=address)
+
+    def leave_session(self, reason: str, *, address: str = "") -> None:
+        """End the session on this side; `address` is dialled next."""
         self.emit(CloseSession(reason, address))
         self._end_session(reason)
 

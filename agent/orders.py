@@ -28,8 +28,10 @@ from scheduler.protocol.messages import (
     FinishFacts,
     HeartbeatAck,
     Kill,
+    NotLeader,
     OpenBulk,
     OrderRefused,
+    Refused,
     Report,
     ReportsCommitted,
     Start,
@@ -66,6 +68,11 @@ def receive(core: AgentState, session: Session, message: ControllerMessage) -> N
             core.emit(OpenStream(message))
         case CloseBulk():
             core.emit(CloseStream(message.request))
+        case NotLeader():
+            # It leads no longer and closes the session: nothing is to be said goodbye to.
+            core.leave_session("the leader was deposed", address=message.address)
+        case Refused():
+            core.note("session_refused", is_warning=True, code=message.code, why=message.message)
         case _:
             # Welcome and its refusals belong to the dialling; here they are out of place.
             core.note("message_unexpected", is_warning=True, kind=type(message).__name__)

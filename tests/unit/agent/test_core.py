@@ -26,6 +26,7 @@ from scheduler.protocol.messages import (
     Heartbeat,
     HeartbeatAck,
     Inventory,
+    NotLeader,
     OrderRefused,
     Report,
     Reports,
@@ -644,6 +645,14 @@ def test_a_silent_leader_is_asked_about_then_left(bench: Bench) -> None:
     assert bench.sent(Goodbye) == [Goodbye(mode="reconnect")]
     (close,) = [action for action in bench.actions if isinstance(action, CloseSession)]
     assert close.address == "10.0.0.2:1"
+
+
+def test_a_deposed_leader_is_left_for_the_one_it_names(bench: Bench) -> None:
+    bench.join()
+    bench.receive(NotLeader(leader="c2", address="10.0.0.2:1", term=4))
+    assert CloseSession("the leader was deposed", "10.0.0.2:1") in bench.actions
+    assert bench.sent(Goodbye) == []
+    assert bench.core.session is None
 
 
 def test_unacknowledged_for_the_timeout_dials_again_whoever_leads(bench: Bench) -> None:
