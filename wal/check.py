@@ -153,6 +153,9 @@ class _KeyedReplay:
     def begin(self, header: SegmentHeader) -> None:
         self.next_index = header.next_index
 
+    def bulk(self) -> None:
+        """There are no entries."""
+
     def enter(self, name: str) -> None:
         """Nothing depends on where a record stands."""
 
@@ -185,6 +188,9 @@ class _Emitting:
 
     def begin(self, header: SegmentHeader) -> None:
         self._inner.begin(header)
+
+    def bulk(self) -> None:
+        """Each record is emitted."""
 
     def enter(self, name: str) -> None:
         self._name = name

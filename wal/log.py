@@ -18,7 +18,7 @@ from typing import Self
 from wal.batch import Batch
 from wal.errors import Closed, OutOfSpace, RecordTooLarge
 from wal.files import REAL_FILES, FileSystem, Lock
-from wal.frame import Operation, RecordType, frame_bytes
+from wal.frame import Entry, Operation, RecordType, frame_bytes
 from wal.housekeeping import Housekeeper
 from wal.identity import (
     Identity,
@@ -26,7 +26,7 @@ from wal.identity import (
     check_identity,
     read_identity_file,
 )
-from wal.opening import Entry, Replay, close_writer, open_segments, take_lock
+from wal.opening import Replay, close_writer, open_segments, take_lock
 from wal.recovery import TornTail
 from wal.segment import HardState
 from wal.settings import WalSettings

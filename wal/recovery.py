@@ -30,6 +30,7 @@ from wal.errors import Corrupt, UnsupportedVersion
 from wal.files import FileSystem
 from wal.frame import (
     RECORD_VERSION,
+    Entry,
     Frame,
     FrameReader,
     find_frames,
@@ -63,6 +64,10 @@ class Visitor(Protocol):
 
     def begin(self, header: SegmentHeader) -> None:
         """The oldest segment that counts; before its records."""
+        ...
+
+    def bulk(self) -> list[Entry] | None:
+        """A list that takes entries in order instead of `visit`; None to be asked for each."""
         ...
 
     def enter(self, name: str) -> None:
@@ -211,13 +216,19 @@ def _find_chain(
 
 def _visit_records(reader: FrameReader, segment: _Found, visitor: Visitor) -> None:
     place = reader.end
-    visit = visitor.visit
+    sink = visitor.bulk()
     try:
-        for frame in reader:
-            place = frame.offset
-            if frame.version != RECORD_VERSION:
+        while True:
+            if sink is not None:
+                reader.take_entries(visitor.next_index, sink)
+            for frame in reader:
+                place = frame.offset
                 check_frame(frame, segment.path)
-            visit(frame)
+                visitor.visit(frame)
+                if sink is not None:
+                    break
+            else:
+                return
     except ValueError as error:
         raise Corrupt(str(error), path=segment.path, offset=place) from error
 

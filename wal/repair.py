@@ -58,6 +58,9 @@ class _Watched(Replay):
         self.name: str | None = None
         self.end = PAGE_BYTES
 
+    def bulk(self) -> None:
+        """Each record's place is wanted."""
+
     def enter(self, name: str) -> None:
         self.name, self.end = name, PAGE_BYTES
 
