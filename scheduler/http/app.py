@@ -18,7 +18,7 @@ from scheduler.controller.errors import ServiceError
 from scheduler.http import cluster, events, health, jobs, logs, nodes, openapi, problems
 from scheduler.http.auth import USER_HEADER, Authenticator, Principal, principal_of
 from scheduler.http.exchange import Exchange, Operation
-from scheduler.http.forward import HOP_HEADER, Forwarder
+from scheduler.http.forward import HOP_HEADER, Forwarder, LeaderLost
 from scheduler.http.params import read_query
 from scheduler.http.port import ServicePort
 from scheduler.http.problems import Problem
@@ -89,12 +89,23 @@ class _Endpoint:
             response = problem.response()
         except ServiceError as error:
             response = problems.of_service(error).response()
+        except LeaderLost as lost:
+            # The leader's answer broke off in the middle: so does ours, unfinished.
+            _LOG.info("stream_broken path=%s reason=%s", scope["path"][:200], lost)
+            return
         except Exception:  # noqa: BLE001
             # The outermost frame of this request: it ends here, the controller goes on.
             _LOG.exception("request_failed method=%s path=%s", scope["method"], scope["path"][:200])
             response = problems.internal(outcome_unknown=is_change).response()
         if response is not None:
+            await self._send(response, scope, receive, send)
+
+    async def _send(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
             await response(scope, receive, send)
+        except ServiceError as error:
+            # In the middle of a body: left unfinished, which ends the connection.
+            _LOG.info("stream_broken path=%s code=%s", scope["path"][:200], error.code)
 
     def _operation(self, method: str) -> Operation:
         found = self._operations.get("GET" if method == "HEAD" else method)
@@ -113,7 +124,7 @@ class _Endpoint:
         """The response; None when the leader's was passed on."""
         principal = self._principal(request) if operation.needs_token else _ANYONE
         query = read_query(request.scope["query_string"], operation.all_params)
-        if operation.is_leaders and not self._service.is_leader:
+        if operation.is_leaders and not await self._is_for_here():
             return await self._by_leader(request, send, is_redirect=query.get("redirect", False))
         response = await operation.handler(Exchange(request, self._service, principal, query))
         if operation.needs_token:
@@ -126,6 +137,13 @@ class _Endpoint:
             authorization=request.headers.get("authorization"),
             claimed_user=request.headers.get(USER_HEADER),
         )
+
+    async def _is_for_here(self) -> bool:
+        """Leads, or was just elected: then the service itself waits for its takeover."""
+        if self._service.is_leader:
+            return True
+        as_of = await self._service.read(consistency="stale", min_index=None)
+        return as_of.leader == self._forwarder.name
 
     async def _by_leader(
         self, request: Request, send: Send, *, is_redirect: bool

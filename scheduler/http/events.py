@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 import msgspec
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from scheduler.controller.errors import Lagged
 from scheduler.http import params
@@ -14,6 +14,7 @@ from scheduler.http.ahead import Ahead
 from scheduler.http.exchange import Exchange, Operation
 from scheduler.http.port import ServicePort, View
 from scheduler.http.problems import bad_request
+from scheduler.http.stream import Stream
 
 #: Seconds between signs of life; clients give up after four times as much.
 BEAT_S: Final = 5.0
@@ -33,12 +34,11 @@ async def follow(exchange: Exchange) -> Response:
     as_of = await exchange.service.read(consistency="stale", min_index=None)
     lines = EventLines(as_of.index if after is None else after, exchange.query.get("object", ()))
     headers = {**NO_STORE, "Pertinax-Index": str(as_of.index)}
-    return StreamingResponse(
-        event_stream(exchange.service, lines), headers=headers, media_type="text/event-stream"
-    )
+    body = event_stream(exchange.service, lines)
+    return Stream(body, headers=headers, media_type="text/event-stream")
 
 
-async def event_stream(service: ServicePort, lines: EventLines) -> AsyncIterator[bytes]:
+async def event_stream(service: ServicePort, lines: EventLines) -> AsyncGenerator[bytes, None]:
     """Server-sent events after `lines.index`, until the controller stops."""
     yield b": events of the log\n\n"
     is_going = True
@@ -55,7 +55,7 @@ async def event_stream(service: ServicePort, lines: EventLines) -> AsyncIterator
             await ahead.close()
 
 
-async def _paced(ahead: Ahead[View], lines: EventLines) -> AsyncIterator[bytes]:
+async def _paced(ahead: Ahead[View], lines: EventLines) -> AsyncGenerator[bytes, None]:
     """What is at hand, in chunks; the index, once nothing more is; a comment while it stays so."""
     while True:
         if not await ahead.is_ready(0):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -21,6 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from scheduler.http.bodies import REQUEST_BYTES_MAX, TooLarge
 from scheduler.http.problems import Problem
+from scheduler.http.stream import until_gone
 
 #: Marks a request that a member passed on; its value is that member's name.
 HOP_HEADER: Final = "pertinax-forwarded-by"
@@ -55,7 +56,8 @@ class Forwarder:
     """The connections from this member to whoever leads. Event loop only."""
 
     def __init__(self, *, name: str, tls: ssl.SSLContext | None) -> None:
-        self._name = name.encode()
+        #: This member's own name.
+        self.name = name
         self._tls = tls
         self._idle: list[_Upstream] = []
         self._busy = 0
@@ -90,8 +92,8 @@ class Forwarder:
         upstream: _Upstream | None = None
         try:
             upstream = await self._connect(url)
-            await upstream.ask(_head(scope, upstream.host, self._name), scope, receive)
-            await _until_gone(upstream.relay_answer(relay), receive)
+            await upstream.ask(_head(scope, upstream.host, self.name.encode()), scope, receive)
+            await until_gone(upstream.relay_answer(relay), receive)
             if upstream.can_be_kept and len(self._idle) < IDLE_MAX:
                 upstream.idle_since = time.monotonic()
                 self._idle.append(upstream)
@@ -271,25 +273,6 @@ async def _request_body(receive: Receive) -> AsyncIterator[bytes]:
             yield part
         if not message.get("more_body", False):
             return
-
-
-async def _until_gone(work: Awaitable[None], receive: Receive) -> None:
-    """Do `work`, but give it up when the caller goes away: a log is followed for nobody."""
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_wait_gone(receive))
-    try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-    finally:
-        for task in (working, gone):
-            task.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)
-
-
-async def _wait_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _problem(lost: LeaderLost, *, is_change: bool) -> Problem:

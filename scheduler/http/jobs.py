@@ -33,7 +33,7 @@ LIST_PARAMS: Final = (
     params.text("name", "names that match this glob"),
     params.flag("overdue", "only jobs with an overdue attempt"),
     params.integer("limit", f"jobs of one page; {PAGE_DEFAULT} unless told", low=1, high=PAGE_MAX),
-    params.text("after", "the `next` of the page before"),
+    params.integer("after", "the `next` of the page before"),
     FIELDS,
     *READ_PARAMS,
 )
@@ -75,7 +75,7 @@ async def list_jobs(exchange: Exchange) -> Response:
         name=query.get("name"),
         is_overdue=query.get("overdue", False),
         limit=query.get("limit", PAGE_DEFAULT),
-        after=query.get("after"),
+        after=None if "after" not in query else str(query["after"]),
     )
     shown = sparse(views, query.get("fields"))
     return exchange.answer({"jobs": shown, "next": following}, as_of)

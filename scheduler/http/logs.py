@@ -7,10 +7,10 @@ alone: an error in the middle then breaks the connection off without a last chun
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Final
 
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from scheduler.controller.errors import ServiceError
 from scheduler.http import params
@@ -19,6 +19,8 @@ from scheduler.http.events import BEAT_S, NO_STORE
 from scheduler.http.exchange import READ_PARAMS, Exchange, Operation
 from scheduler.http.jobs import attempt_of
 from scheduler.http.port import View
+from scheduler.http.problems import Problem, of_service
+from scheduler.http.stream import Stream
 from scheduler.protocol.logframes import (
     BEAT,
     DATA,
@@ -45,9 +47,9 @@ async def logs(exchange: Exchange) -> Response:
     await source.is_ready(FIRST_BYTES_WAIT_S)
     try:
         source.raise_if_failed()
-    except ServiceError:
+    except ServiceError as error:
         await source.close()
-        raise
+        raise _refusal(exchange, error) from error
     headers = {
         **NO_STORE,
         "Pertinax-Index": str(as_of.index),
@@ -56,9 +58,16 @@ async def logs(exchange: Exchange) -> Response:
     }
     if exchange.query.get("format", "raw") == "frames":
         body = _Frames(exchange, attempt).body(source)
-        return StreamingResponse(body, headers=headers, media_type=MEDIA_TYPE)
-    body = _raw(source)
-    return StreamingResponse(body, headers=headers, media_type="application/octet-stream")
+        return Stream(body, headers=headers, media_type=MEDIA_TYPE)
+    return Stream(_raw(source), headers=headers, media_type="application/octet-stream")
+
+
+def _refusal(exchange: Exchange, error: ServiceError) -> Problem:
+    """Who follows a job waits for its node to come back; who wants to see its log hears at once."""
+    problem = of_service(error)
+    if error.code == "node_unreachable" and not exchange.query.get("follow", False):
+        problem.retry_after_s = None
+    return problem
 
 
 def _source(exchange: Exchange, attempt: View) -> AsyncIterator[Piece]:
@@ -79,7 +88,7 @@ async def _nothing() -> AsyncIterator[Piece]:
         yield piece
 
 
-async def _raw(source: Ahead[Piece]) -> AsyncIterator[bytes]:
+async def _raw(source: Ahead[Piece]) -> AsyncGenerator[bytes, None]:
     try:
         while (piece := await source.next()) is not None:
             yield piece[1]
@@ -96,7 +105,7 @@ class _Frames:
         self._stream: str = exchange.query.get("stream", "stdout")
         self._offset: int = exchange.query.get("offset", 0)
 
-    async def body(self, source: Ahead[Piece]) -> AsyncIterator[bytes]:
+    async def body(self, source: Ahead[Piece]) -> AsyncGenerator[bytes, None]:
         """Head, data and signs of life, and an end: also when the source breaks off."""
         is_begun = False
         try:

@@ -60,6 +60,7 @@ class Controllers:
         """The controller at `number` leads from now on; None: nobody."""
         for at, service in enumerate(self.services):
             service.is_leader = at == number
+            service.leader_name = None if number is None else f"c{number + 1}"
             service.leader_url = None if number is None else self.urls[number]
 
     def stop(self, number: int) -> None:

@@ -70,6 +70,7 @@ def attempt_view(attempt_id: str, **changes: Any) -> dict[str, Any]:
 class FakeService:
     is_leader: bool = True
     leader_url: str | None = "https://127.0.0.1:1"
+    leader_name: str | None = "c1"
     index: int = 100
     known_jobs: dict[int, dict[str, Any]] = field(default_factory=dict)
     known_attempts: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
@@ -130,7 +131,7 @@ class FakeService:
 
     async def read(self, *, consistency: str, min_index: int | None) -> At:
         self._note(f"read_{consistency}", min_index)
-        return At(self.index, TIME_MS, "c1" if self.is_leader else "c2")
+        return At(self.index, TIME_MS, self.leader_name)
 
     def job(self, job_id: int) -> dict[str, Any] | None:
         return self.known_jobs.get(job_id)
@@ -185,15 +186,19 @@ class FakeService:
         follow: bool,
     ) -> AsyncIterator[tuple[int, bytes]]:
         self._note("open_log", (attempt_token, stream, offset, tail_bytes, follow))
-        for piece in self.log:
-            if isinstance(piece, Exception):
-                raise piece
-            at, data = piece
-            if at + len(data) > offset:
-                skipped = max(0, offset - at)
-                yield at + skipped, data[skipped:]
-        while self.is_log_endless:
-            await asyncio.sleep(3600)
+        try:
+            for piece in tuple(self.log):
+                if isinstance(piece, Exception):
+                    self.log.remove(piece)  # it happens once
+                    raise piece
+                at, data = piece
+                if at + len(data) > offset:
+                    skipped = max(0, offset - at)
+                    yield at + skipped, data[skipped:]
+            while self.is_log_endless:
+                await asyncio.sleep(3600)
+        finally:
+            self.asked.append(("log_closed", None))
 
     def leader_http(self) -> str | None:
         return self.leader_url

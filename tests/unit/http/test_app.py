@@ -95,6 +95,7 @@ async def test_a_follower_redirects_on_request_and_refuses_a_second_hop(
     app: ASGIApp, service: FakeService
 ) -> None:
     service.is_leader = False
+    service.leader_name = "c2"
     service.known_jobs = {1: job_view(1)}
     answer = await call(app, "POST", "/v1/attempts/1%2Fmain%2F0%231:kill?redirect")
     assert answer.status == 307
@@ -109,3 +110,11 @@ async def test_a_follower_redirects_on_request_and_refuses_a_second_hop(
     assert (answer.status, answer.code) == (503, "no_leader")
     assert (await call(app, "GET", "/v1/jobs/1")).status == 200  # reads are served here
     assert service.asked[-1][0] == "read_stale"
+
+
+async def test_who_was_just_elected_does_not_forward_to_itself(
+    app: ASGIApp, service: FakeService
+) -> None:
+    service.is_leader = False
+    service.leader_name = "c1"
+    assert (await call(app, "POST", "/v1/jobs/1:kill")).status == 200

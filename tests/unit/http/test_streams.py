@@ -135,8 +135,8 @@ async def test_raw_output_that_breaks_off_is_no_complete_answer(
     assert (answer.body, answer.is_complete) == (b"abc", True)
     broken = ServiceError("log_interrupted", "cut", kind="unavailable", retry_after_s=0.5)
     service.log = [(0, b"abc"), broken]
-    with pytest.raises(ServiceError):
-        await call(app, "GET", "/v1/jobs/42/logs")
+    answer = await call(app, "GET", "/v1/jobs/42/logs")
+    assert (answer.body, answer.is_complete) == (b"abc", False)
 
 
 @pytest.mark.parametrize("form", ["raw", "frames"])
@@ -182,3 +182,24 @@ async def test_an_attempt_that_never_began_has_an_empty_log(
     answer = await call(app, "GET", "/v1/jobs/42/logs?format=frames")
     assert [one.kind for one in frames(answer.body)] == [HEAD, END]
     assert "open_log" not in dict(service.asked)
+
+
+@pytest.mark.parametrize(("query", "retries"), [("", False), ("?follow", True)])
+async def test_an_absent_node_is_waited_for_only_by_those_who_follow(
+    app: ASGIApp, service: FakeService, query: str, retries: bool
+) -> None:
+    away = ServiceError("node_unreachable", "a1", kind="unavailable", retry_after_s=2.0)
+    given_log(service, away)
+    answer = await call(app, "GET", f"/v1/jobs/42/logs{query}")
+    assert (answer.status, answer.code) == (503, "node_unreachable")
+    assert ("retry-after" in answer.headers) == retries
+
+
+async def test_the_source_is_closed_when_the_caller_goes_away(
+    app: ASGIApp, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "FIRST_BYTES_WAIT_S", 0.001)
+    given_log(service, (0, b"abc"))
+    service.is_log_endless = True
+    await call(app, "GET", "/v1/jobs/42/logs?follow", until=b"abc")
+    assert service.asked[-1] == ("log_closed", None)
