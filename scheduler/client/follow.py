@@ -16,7 +16,7 @@ from typing import Final
 from scheduler.client import calls
 from scheduler.client.calls import Call
 from scheduler.client.connection import Body
-from scheduler.client.errors import ApiError, Document, LogLost
+from scheduler.client.errors import ApiError, Document, LogLost, NoLeader
 from scheduler.protocol.errors import DecodeError
 from scheduler.protocol.logframes import DATA, END, HEAD, HEADER, LogFrame, decode_header
 
@@ -34,6 +34,8 @@ LINE_BYTES_GUESS: Final = 256
 TAIL_BYTES_MAX: Final = 64 * 1024 * 1024
 
 _FINAL: Final = ("Succeeded", "Failed", "Killed")
+#: Code of the error for output whose node is not connected.
+_AWAY: Final = "node_unreachable"
 #: What reading a broken connection raises.
 _BROKEN: Final = (OSError, http.client.HTTPException, DecodeError)
 
@@ -201,7 +203,7 @@ class LogStream:
             if self._is_at_end(end):
                 return
             pause.sleep()
-            body = self._open(self._call(tail_bytes))
+            body = self._open_again(tail_bytes)
 
     def _begin(self, frame: LogFrame) -> None:
         head = frame.document()
@@ -249,9 +251,25 @@ class LogStream:
             except ApiError as error:
                 if error.code not in ("not_started", "unknown_attempt"):
                     raise
+            except NoLeader as error:
+                if error.code != _AWAY or is_final:
+                    raise
             if is_final:
                 return None
             pause.sleep()
+
+    def _open_again(self, tail_bytes: int | None) -> Body | None:
+        """The rest of the output; None when its node stays away and a successor was placed."""
+        while True:
+            job = self._read_job(self._job)
+            try:
+                return self._open(self._call(tail_bytes))
+            except NoLeader as error:
+                if error.code != _AWAY or not self._is_following or job.get("phase") in _FINAL:
+                    raise
+            newest = max((one.get("attempt") or 0 for one in job.get("workers", ())), default=0)
+            if self._goes_on and newest > self._at.number:
+                return None
 
     def _last_lines(self, lines: int) -> Iterator[LogChunk]:
         """The last `lines` lines as one chunk; asks for more until they are all there."""
