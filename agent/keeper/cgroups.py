@@ -123,6 +123,13 @@ class Cgroups:
                 return cls(kind, bases)
         return cls("sampled", {})
 
+    @classmethod
+    def kind_here(cls, name: str) -> str:
+        """What `open` would find, without changing anything."""
+        if _finds_v2():
+            return "cgroup2"
+        return "sampled" if _open_v1(name) is None else "cgroup1"
+
     def create(self, token: str, *, memory_bytes: int, cpu_millis: int) -> Group | None:
         """A group for an attempt; None where it would limit nothing.
 
@@ -189,14 +196,11 @@ def _open_v2(name: str) -> dict[str, Path] | None:
     moves itself into a leaf beside the attempts; where others live in its group (no delegation),
     that fails, and version 2 is not used.
     """
-    own = _own_groups().get("")
-    if own is None:
+    if not _finds_v2():
         return None
-    root = ROOT / own.lstrip("/")
+    root = ROOT / _own_groups()[""].lstrip("/")
     try:
         controllers = (root / "cgroup.controllers").read_text().split()
-        if "memory" not in controllers or "pids" not in controllers:
-            return None
         leaf, base = root / f"{name}-keeper", root / name
         leaf.mkdir(exist_ok=True)
         (leaf / "cgroup.procs").write_text(str(os.getpid()))
@@ -213,6 +217,16 @@ def _open_v2(name: str) -> dict[str, Path] | None:
     except OSError:
         return None
     return {"all": base}
+
+
+def _finds_v2() -> bool:
+    """Whether the unified hierarchy is mounted with the controllers that limits need."""
+    root = ROOT / _own_groups().get("", "none").lstrip("/")
+    try:
+        controllers = (root / "cgroup.controllers").read_text().split()
+    except OSError:
+        return False
+    return {"memory", "pids"} <= set(controllers)
 
 
 def _open_v1(name: str) -> dict[str, Path] | None:

@@ -13,6 +13,7 @@ from agent.keeper.leases import Leases
 from agent.keeper.ledger import Ledger
 from agent.keeper.loop import Loop
 from agent.keeper.reaper import Reaper
+from agent.keeper.remover import Remover
 from agent.keeper.trees import Trees
 
 
@@ -29,6 +30,7 @@ class Context:
     reaper: Reaper
     trees: Trees
     cgroups: Cgroups
+    remover: Remover
     #: The keeper's environment at its start, from which `env_mode` takes.
     inherited: dict[bytes, bytes]
     #: Limits of open files that attempts get.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pwd
 from dataclasses import dataclass
@@ -50,10 +51,9 @@ def resolve_account(user: str | None) -> Account:
     Raises LaunchFailure (launch_error) for an unknown user, and for another user when we are not
     root. May ask the system's name service.
     """
-    uid = os.geteuid()
     if user is None:
-        entry = _entry_of_uid(uid)
-        return _account(entry, uid, os.getegid(), is_other=False)
+        return _own_account()
+    uid = os.geteuid()
     try:
         entry = _entry_of_uid(int(user)) if user.isdigit() else pwd.getpwnam(user)
     except KeyError:
@@ -115,6 +115,12 @@ def _base(
         if key in inherited:
             base[key] = inherited[key]
     return base
+
+
+@functools.cache
+def _own_account() -> Account:
+    uid = os.geteuid()
+    return _account(_entry_of_uid(uid), uid, os.getegid(), is_other=False)
 
 
 def _entry_of_uid(uid: int) -> pwd.struct_passwd | None:

@@ -9,9 +9,6 @@ from agent.keeper.clock import wall_ms
 from agent.keeper.context import Context
 from agent.keeper.outcome import Exit, cause_of_exit
 
-#: Name of the progress file in the attempt's own directory.
-PROGRESS_NAME = ".pertinax-progress"
-
 
 def close_attempt(
     context: Context,
@@ -40,7 +37,7 @@ def close_attempt(
         attempt.token, "exited", record, lambda: _finished(context, attempt, finish)
     )
     if is_tree_gone:
-        clean_up(attempt)
+        clean_up(context, attempt)
 
 
 def note_status(context: Context, attempt: Attempt) -> None:
@@ -76,7 +73,7 @@ def tree_gone(context: Context, attempt: Attempt) -> None:
 
     attempt.phase = Phase.CLOSING
     context.ledger.write(attempt.token, "exited", record, tell)
-    clean_up(attempt)
+    clean_up(context, attempt)
 
 
 def close_unlaunched(context: Context, attempt: Attempt, cause: str, detail: str) -> None:
@@ -91,7 +88,7 @@ def close_unlaunched(context: Context, attempt: Attempt, cause: str, detail: str
     context.ledger.write(
         attempt.token, "exited", record, lambda: _finished(context, attempt, finish)
     )
-    clean_up(attempt)
+    clean_up(context, attempt)
 
 
 def finish_facts(
@@ -190,18 +187,11 @@ def _finished(context: Context, attempt: Attempt, finish: dict[str, Any]) -> Non
     closed.is_told = context.emit({"is": "finished", "token": token, "finish": finish})
 
 
-def clean_up(attempt: Attempt) -> None:
+def clean_up(context: Context, attempt: Attempt) -> None:
     """Give back what only a running attempt needs."""
     if attempt.group is not None:
         attempt.group.remove()
-    for path in (attempt.workdir / PROGRESS_NAME, attempt.workdir):
-        try:
-            if path is attempt.workdir:
-                path.rmdir()
-            else:
-                path.unlink()
-        except OSError:
-            continue  # not empty: what the attempt left is its user's
+    context.remover.prune(attempt.token)
 
 
 def drop_unstarted(context: Context, attempt: Attempt, *, why: str) -> None:

@@ -14,9 +14,9 @@ from agent.keeper.environment import (
     to_bytes,
 )
 from agent.keeper.errors import LaunchFailure
-from agent.keeper.finish import PROGRESS_NAME
 from agent.keeper.launcher import Launch, failure_of, launch, prepare_directory
 from agent.keeper.output import STREAMS, Capture
+from agent.keeper.remover import PROGRESS_NAME
 
 
 def start_main(context: Context, attempt: Attempt) -> int:

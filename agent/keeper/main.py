@@ -29,6 +29,7 @@ from agent.keeper.processes import boot_id
 from agent.keeper.reaper import Reaper
 from agent.keeper.records import Records
 from agent.keeper.recovery import Recovery
+from agent.keeper.remover import Remover
 from agent.keeper.requests import Requests
 from agent.keeper.runner import Runner
 from agent.keeper.server import Server
@@ -72,6 +73,7 @@ class Keeper:
             reaper=Reaper(self._loop),
             trees=Trees(self._loop.now_ms),
             cgroups=cgroups,
+            remover=Remover(directory / "attempts", directory / "work"),
             inherited=dict(os.environb),
             files_max=_raise_file_limit(),
         )
@@ -92,7 +94,7 @@ class Keeper:
         self._loop.run()
         self._server.close()
         self._context.ledger.close()
-        self._records.close()
+        self._context.remover.close()
         self._context.cgroups.close()
         self._context.reaper.close()
         os.close(self._lock)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any, Final
 
 from agent.keeper.attempt import Closed
@@ -26,13 +21,10 @@ COLLECT_MS: Final = 2_000
 
 
 class Records:
-    """Loop thread only; files are removed in a thread of their own."""
+    """Loop thread only."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._removals: SimpleQueue[str | None] = SimpleQueue()
-        self._remover = Thread(target=self._remove, name="remover", daemon=True)
-        self._remover.start()
 
     def start(self) -> None:
         """Collect from now on."""
@@ -102,7 +94,7 @@ class Records:
 
     def delete_output(self, token: str) -> None:
         """Remove what the attempt left on this node, in the background. Its record stays."""
-        self._removals.put(token)
+        self._context.remover.remove(token)
 
     def save_meta(self) -> None:
         """Write down what belongs to no attempt."""
@@ -114,11 +106,6 @@ class Records:
             "log_retention_ms": context.log_retention_ms,
         }
         context.ledger.write(META, "meta", record)
-
-    def close(self) -> None:
-        """Finish the removals that were asked for."""
-        self._removals.put(None)
-        self._remover.join()
 
     def _collect(self) -> None:
         context, now_ms = self._context, wall_ms()
@@ -138,12 +125,6 @@ class Records:
             context.ledger.drop(token, ("void",))
         context.loop.call_later(COLLECT_MS, self._collect)
 
-    def _remove(self) -> None:
-        context = self._context
-        while (token := self._removals.get()) is not None:
-            for parent in (context.attempts_directory, context.work_directory):
-                _remove_tree(parent / token)
-
 
 def _closed_entry(token: str, closed: Closed, finish: dict[str, Any]) -> dict[str, Any]:
     if not closed.is_told and finish["evidence"] == "observed":
@@ -159,8 +140,3 @@ def _closed_entry(token: str, closed: Closed, finish: dict[str, Any]) -> dict[st
         "session": closed.session,
         "is_forgotten": closed.forgotten_at_ms is not None,
     }
-
-
-def _remove_tree(path: Path) -> None:
-    if os.path.lexists(path):
-        shutil.rmtree(path, ignore_errors=True)

@@ -8,8 +8,8 @@ from typing import Final
 
 from agent.keeper.attempt import Attempt, Phase
 from agent.keeper.context import Context
-from agent.keeper.finish import PROGRESS_NAME
 from agent.keeper.processes import proportional_bytes
+from agent.keeper.remover import PROGRESS_NAME
 from agent.keeper.runner import Runner
 
 TICK_MS: Final = 1_000

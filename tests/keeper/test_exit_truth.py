@@ -202,7 +202,7 @@ def test_one_that_holds_the_pipe_cannot_delay_the_finish(client: Client, token: 
 def test_silent_attempt_leaves_no_file(shared: KeeperProcess, client: Client, token: str) -> None:
     client.run(token, "true")
     assert not (shared.keeper_directory / "attempts" / token).exists()
-    assert not (shared.keeper_directory / "work" / token).exists()
+    eventually(lambda: not (shared.keeper_directory / "work" / token).exists())
 
 
 def test_environment_is_exact(shared: KeeperProcess, client: Client, token: str) -> None:
