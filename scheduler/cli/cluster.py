@@ -52,7 +52,7 @@ def status() -> None:
                 ("log", f"{span}, {size(log.get('bytes'))}"),
                 ("snapshot", log.get("snapshot_index")),
                 ("registry", f"{registry.get('size', 0)} unknown reports"),
-                ("jobs", ", ".join(f"{count} {phase}" for phase, count in jobs.items())),
+                ("jobs", ", ".join(f"{jobs[phase]} {phase}" for phase in jobs if jobs[phase])),
             ]
         )
     )
@@ -190,7 +190,15 @@ def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
 
 
 #: Endings of settings that are durations in milliseconds.
-_DURATIONS: Final = ("_interval", "_timeout", "_grace", "_settle", "_ttl", "_retention")
+_DURATIONS: Final = (
+    "_interval",
+    "_timeout",
+    "_grace",
+    "_settle",
+    "_ttl",
+    "_retention",
+    "kill_limit",
+)
 
 
 def _is_count(name: str) -> bool:

@@ -16,7 +16,7 @@ from scheduler.cli.failure import Exit, Failure
 from scheduler.cli.options import job_document, job_options
 from scheduler.cli.output import OutputWriter
 from scheduler.cli.submit import send
-from scheduler.client.errors import ClientError
+from scheduler.client.errors import ClientError, LogLost
 
 #: Exit codes of shells for what could not be started.
 NOT_FOUND_CODE: Final = 127
@@ -155,10 +155,17 @@ class _Follower(threading.Thread):
         """Say what of the output is missing. The job's own end decides the exit code."""
         if isinstance(self._error, BrokenPipeError):
             return  # the reader went away: it wanted no more
+        if isinstance(self._error, LogLost) and self._is_empty():
+            return  # asked just between its end and the record of it
         if self._error is not None:
             self._say(f"(its {self._name} is not complete: {self._error})")
         elif self.is_alive():
             self._say(f"(its {self._name} is not complete: it did not come within {DRAIN_S:g} s)")
+
+    def _is_empty(self) -> bool:
+        attempts = session().client.attempts(self._job_id)["attempts"]
+        kept = attempts[-1].get(self._name) if attempts else None
+        return isinstance(kept, dict) and kept.get("bytes") == 0
 
 
 def _interrupted(found: Session, job_id: str) -> int:

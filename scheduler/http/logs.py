@@ -73,6 +73,9 @@ def _refusal(exchange: Exchange, error: ServiceError) -> Problem:
 def _source(exchange: Exchange, attempt: View) -> AsyncIterator[Piece]:
     if attempt["started_at"] is None:
         return _nothing()  # it ended before it began: no node has output of it
+    kept = attempt.get(exchange.query.get("stream", "stdout"))
+    if isinstance(kept, dict) and kept["bytes"] == 0:
+        return _nothing()  # its node makes a file at the first byte, so there is none
     return exchange.service.open_log(
         attempt["uid"],
         exchange.query.get("stream", "stdout"),
