@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, cast, cast
 
 from scheduler.controller import logs
 from scheduler.controller.certs import common_name
@@ -100,11 +100,11 @@ class AgentLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's, so this cannot be asserted.
-        self._transport = cast("asyncio.Transport", transport)
+        stream = self._transport = cast("asyncio.Transport", transport)
         if self._is_named_by_tls:
-            self.certificate_name = common_name(transport.get_extra_info("peercert"))
-        self.peer = str(transport.get_extra_info("peername"))
-        self._transport.set_write_buffer_limits(high=SEND_BYTES_HIGH)
+            self.certificate_name = common_name(stream.get_extra_info("peercert"))
+        self.peer = str(stream.get_extra_info("peername"))
+        stream.set_write_buffer_limits(high=SEND_BYTES_HIGH)
         self._is_taken = self._owner.on_open(self)
         if not self._is_taken:
             self.abort()
