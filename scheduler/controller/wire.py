@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable
-from typing import Final, Protocol, cast, cast
+from typing import Final, Protocol, cast
 
 from scheduler.controller import logs
 from scheduler.controller.certs import common_name
