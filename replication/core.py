@@ -78,11 +78,15 @@ class Link(Protocol):
 class MemberNode(Node):  # type: ignore[misc]
     """A member by name. Its hash is stable: the library's sets iterate alike in each run."""
 
+    def __init__(self, id: str) -> None:  # noqa: A002 - the library's name
+        super().__init__(id)
+        self.stable_hash = zlib.crc32(id.encode())
+
     def __hash__(self) -> int:
-        return zlib.crc32(self.id.encode())
+        return self.stable_hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, MemberNode) and self.id == other.id
+        return self is other or (isinstance(other, MemberNode) and self.id == other.id)
 
 
 class CoreTransport(Transport):  # type: ignore[misc]
@@ -158,6 +162,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         self.is_transfer_election = False
         #: Number of the newest broadcast as leader; grows for ever, whatever the term.
         self.round = 0
+        self._wants_echo = False
+        self._echo_due = 0.0
+        self._is_counting = False
         #: Index and term of the newest snapshot that can be offered to a member too far behind.
         self.snapshot_point = (journal.base_index, journal.storage.base_term)
         transport = CoreTransport(self, link)
@@ -307,12 +314,18 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             self._SyncObj__raftElectionDeadline = 0.0
         else:
             self._SyncObj__raftElectionDeadline = math.inf
-        self._onTick(0.0)
+        # A leader's tick asks for the last index in its commit scan only; see there.
+        self._is_counting = self.is_leading
+        try:
+            self._onTick(0.0)
+        finally:
+            self._is_counting = False
         if self._SyncObj__raftElectionDeadline in (0.0, math.inf):
             self._SyncObj__raftElectionDeadline = deadline
 
-    def broadcast(self) -> int:
+    def broadcast(self, *, wants_echo: bool = False) -> int:
         """As leader: send what each member lacks, or a heartbeat; returns the round's number."""
+        self._wants_echo = wants_echo
         self._SyncObj__sendAppendEntries()
         return self.round
 
@@ -326,11 +339,18 @@ class RaftCore(SyncObj):  # type: ignore[misc]
 
     def _SyncObj__sendAppendEntries(self) -> None:
         """Replaces B14 to B16: no spin while a snapshot is made, flow control, no pickles."""
-        self._SyncObj__newAppendEntriesTime = self.now() + self.settings.append_period_s
+        now = self.now()
+        self._SyncObj__newAppendEntriesTime = now + self.settings.append_period_s
+        # A member whose disk is slow proves its contact this often, or it would depose its leader.
+        if now >= self._echo_due:
+            self._wants_echo = True
+        if self._wants_echo:
+            self._echo_due = now + self.settings.append_period_s
         self.round += 1
         for member, node in self.nodes.items():
             if node in self._SyncObj__connectedNodes:
                 self._send_to(member, node)
+        self._wants_echo = False
 
     def _send_to(self, member: str, node: Node) -> None:
         journal = self.journal
@@ -350,7 +370,13 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             self.link.send(
                 member,
                 AppendEntries(
-                    self.term, self.commit_index, prev, journal.term_at(prev), self.round, entries
+                    self.term,
+                    self.commit_index,
+                    prev,
+                    journal.term_at(prev),
+                    self.round,
+                    self._wants_echo,
+                    entries,
                 ),
             )
             if not entries or start + len(entries) > journal.last_index:
@@ -367,6 +393,12 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             for member, node in self.nodes.items()
         )
 
+    def _SyncObj__getCurrentLogIndex(self) -> int:
+        """As the base, but a leader's commit scan ends at what is on disk: it would look at every
+        entry behind that once a tick, in vain (`__getEntries` is what hides them)."""
+        storage = self.journal.storage
+        return storage.durable_index if self._is_counting else storage.last_index
+
     def _SyncObj__getEntries(
         self, fromIDx: int | None, count: int | None = None, maxSizeBytes: int | None = None
     ) -> list[tuple[bytes, int, int]]:
@@ -380,8 +412,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         base = journal.base_index
         if fromIDx is None or fromIDx < base:
             return []
-        if count == 1 and fromIDx > journal.durable_index:
-            return []
+        if count == 1 and fromIDx > base:
+            if fromIDx > journal.durable_index:
+                return []
+            return [journal.storage.entry(fromIDx)]
         stop = None if count is None else fromIDx - base + count
         return journal[fromIDx - base : stop]
 

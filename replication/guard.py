@@ -6,8 +6,8 @@ Follower's side
     last entry *verified against this leader in this term* (B2).
   * A failed match is answered with one consistent place to go on from: after a conflict the entry
     behind the commit index, until something matches again (B13).
-  * An acknowledgement says `min(verified, on disk)`. It leaves at once with what is true now, as
-    proof of contact, and again after the sync that makes more true.
+  * An acknowledgement says `min(verified, on disk)`. It leaves after the sync that makes more true;
+    when the leader wants proof of contact also at once, with what is true now.
 Leader's side
   * Answers carry the sender's term: older ones are dropped (B3), newer ones depose.
   * Votes are counted once per voter; a next index never moves back because of a success.
@@ -155,7 +155,7 @@ class Guard:
         term, leader = self._following
         if term != self._core.term or leader != self._core.leader_name:
             return
-        if min(self._verified_index, self._journal.durable_index) > self._acked_index:
+        if self._has_news():
             self._acknowledge(leader, round_=0)
 
     def note_installed(self, index: int) -> None:
@@ -226,12 +226,17 @@ class Guard:
             case Matched():
                 self._has_conflicted = False
                 self._accept(leader, message, verdict)
-                self._acknowledge(leader, round_=message.round)
+                if message.wants_echo or self._has_news():
+                    self._acknowledge(leader, round_=message.round)
             case Conflict():
                 self._has_conflicted = True
                 self._acknowledge(leader, round_=message.round, next_index=self._resume_index())
             case Missing():
                 self._acknowledge(leader, round_=message.round, next_index=self._resume_index())
+
+    def _has_news(self) -> bool:
+        """Whether more is verified and on disk than the leader was told."""
+        return min(self._verified_index, self._journal.durable_index) > self._acked_index
 
     def _resume_index(self) -> int:
         """Where the leader should go on: one answer per situation, or it never catches up (B13)."""

@@ -47,6 +47,8 @@ class AppendEntries(msgspec.Struct, frozen=True, array_like=True, tag=2):
     prev_term: Count
     #: Number of this broadcast; echoed, it proves contact after the broadcast (ReadIndex).
     round: Count
+    #: Answer at once, as proof of contact, even while the entries are not on disk yet.
+    wants_echo: bool
     entries: list[WireEntry]
 
 

@@ -79,7 +79,7 @@ class ReadIndex:
         core = self._core
         reads, self._waiting = self._waiting, []
         commit_index = core.commit_index
-        self._round = _Round(core.broadcast(), core.term, commit_index, reads)
+        self._round = _Round(core.broadcast(wants_echo=True), core.term, commit_index, reads)
         if self._is_confirmed(self._round.number):
             self.advance()  # a single member is its own majority
 
