@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from scheduler.core.lifecycle import ALWAYS, CAUSES, NEVER, NODE, TASK
 from scheduler.core.records import Worker
 from scheduler.protocol.spec import Backoff, Retry, TaskSpec
+
+#: Wait before the successor of a revoked attempt: nothing bounds how often a node that cannot
+#: start anything refuses, so it must not happen in a tight loop.
+REVOKED_WAIT_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ def next_try(
     if budget == NEVER:
         return None
     if budget == ALWAYS:
-        return NextTry(ALWAYS)
+        return NextTry(ALWAYS, REVOKED_WAIT_MS if cause == "revoked" else 0)
     retry = spec.retry
     meaning = "" if exit_code is None else spec.exit_codes.get(exit_code, "")
     if meaning == "fail_job":

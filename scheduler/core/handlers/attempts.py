@@ -187,29 +187,33 @@ def _apply_ready(turn: Turn, attempt: Attempt) -> None:
 
 
 def _apply_not_started(turn: Turn, attempt: Attempt) -> None:
-    """The node does not have it, and what it was ordered before is void."""
-    if attempt.ended is not None:
+    """The token is void on its node for good: nothing of it ran, or ever will.
+
+    Of one that ran it is an old report sent again, and changes nothing.
+    """
+    started = attempt.started
+    if started is not None and started.facts.pid is not None:
+        turn.state.count("contradicting_reports")
+    elif attempt.ended is not None:
         release_tree(turn, attempt)
-        return
-    if attempt.phase == RUNNING:
-        end_attempt(turn, attempt, "status_lost", evidence="seen_gone", why="its node has no trace")
-        return
-    if attempt.kill is not None:
+    elif attempt.kill is not None:
         end_attempt(turn, attempt, attempt.kill.cause, evidence="never_started")
-    elif turn.at.log_ms >= fencing.start_due_ms(turn.state, attempt):
+    else:
         revoke_unstarted(turn, attempt)
-    # Else it keeps its place: the order is due again, for what provably never began.
 
 
 def revoke_unstarted(turn: Turn, attempt: Attempt) -> None:
-    """Assigned, and its node says that it never began in time: another node gets it."""
+    """Assigned, and its node says that it never began: another node gets it."""
+    is_late = turn.at.log_ms >= fencing.start_due_ms(turn.state, attempt)
     end_attempt(
         turn,
         attempt,
         "revoked",
         evidence="never_started",
-        by="system:start_timeout",
-        why="its start was not confirmed within start_timeout",
+        by="system:start_timeout" if is_late else "system:node",
+        why="its start was not confirmed within start_timeout"
+        if is_late
+        else "its node did not start it",
     )
 
 
@@ -244,7 +248,7 @@ def apply_finish(turn: Turn, attempt: Attempt, finish: FinishFacts) -> None:
 
 
 def _end_by_finish(turn: Turn, attempt: Attempt, finish: FinishFacts) -> None:
-    if finish.evidence == "never_started":
+    if finish.evidence == "never_started" and attempt.phase == PENDING:
         _apply_not_started(turn, attempt)
         return
     cause, evidence = finish.cause, finish.evidence

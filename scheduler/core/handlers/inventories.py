@@ -74,9 +74,13 @@ def _judge(turn: Turn, name: str, entry: NodeInventory, item: Report) -> Verdict
     attempt = nodes.settle_disconnect(turn, attempt)
     if item.kind in ("started", "progress", "ready"):
         return _judge_running(turn, attempt, item)
+    if item.kind == "not_started":
+        # An order of an earlier session, void now: what never began is decided like what the node
+        # does not have, and keeps its place when nothing else was decided.
+        _decide_one_missing(turn, state.nodes[name], attempt)
+        return Verdict(token=item.token, verdict="forget")
     attempts.apply_report(turn, attempt, item)
-    verdict = "forget" if item.kind == "not_started" else "acknowledged"
-    return Verdict(token=item.token, verdict=verdict)
+    return Verdict(token=item.token, verdict="acknowledged")
 
 
 def _judge_running(turn: Turn, attempt: Attempt, item: Report) -> Verdict:
