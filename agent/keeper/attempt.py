@@ -51,6 +51,8 @@ class Ending:
     asked: set[tuple[int, int]] = field(default_factory=set)
     #: When KILL was first sent; 0 before.
     killing_since_ms: int = 0
+    #: When KILL was last sent.
+    killed_at_ms: int = 0
     kills_sent: int = 0
     timer: Timer | None = None
 

@@ -15,10 +15,8 @@ from agent.keeper.processes import ProcessInfo, waits_on
 from agent.keeper.trees import Wanted, describe, signal_all
 
 #: Between two rounds of KILL, in ms: at first, and at most.
-KILL_INTERVAL_MS: Final = 50
+KILL_INTERVAL_MS: Final = 20
 KILL_INTERVAL_MS_MAX: Final = 1_000
-#: KILLs in one round before the tree is given time to die: each finds what was forked meanwhile.
-KILLS_PER_ROUND: Final = 5
 #: After so long under KILL in vain the outcome is told and the tree called stuck.
 STUCK_MS: Final = 15_000
 
@@ -30,8 +28,15 @@ class Endings:
         self._context = context
         self.stuck_ms = STUCK_MS
 
-    def members(self, attempt: Attempt) -> list[ProcessInfo]:
-        """Every living process of the attempt."""
+    def members(self, attempt: Attempt, *, newer_than_ms: int | None = None) -> list[ProcessInfo]:
+        """Every living process of the attempt, as seen after that moment (None: in this turn).
+
+        Attempts that are ended in one turn share a look. What was forked since is found by the next
+        one: signals are sent until nobody is left.
+        """
+        if newer_than_ms is None:
+            turn_ms = self._context.loop.turn_began_ms - 1
+            newer_than_ms = max(turn_ms, attempt.started_boottime_ms)
         group = attempt.group
         wanted = Wanted(
             token=attempt.token,
@@ -40,7 +45,7 @@ class Endings:
             strays=attempt.strays,
             cgroup_pids=(lambda: ()) if group is None else group.pids,
         )
-        return self._context.trees.members(wanted)
+        return self._context.trees.members(wanted, newer_than_ms=newer_than_ms)
 
     def begin(
         self,
@@ -186,20 +191,18 @@ class Endings:
 
     def _kill_round(self, attempt: Attempt, ending: Ending, now_ms: int) -> int:
         """KILL the whole tree; returns after how many ms to look again."""
-        if not ending.killing_since_ms:
-            ending.killing_since_ms = now_ms
         if attempt.group is not None:
             attempt.group.kill()
-        members: list[ProcessInfo] = []
-        for _ in range(KILLS_PER_ROUND):
-            members = self.members(attempt)
-            if not members or not self._signal(attempt, members, signal.SIGKILL):
-                break
+        seen_since_ms = ending.killed_at_ms if ending.killing_since_ms else None
+        members = self.members(attempt, newer_than_ms=seen_since_ms)
+        self._signal(attempt, members, signal.SIGKILL)
+        ending.killing_since_ms = ending.killing_since_ms or now_ms
+        ending.killed_at_ms = self._context.loop.now_ms()
         ending.kills_sent += 1
         if members and now_ms - ending.killing_since_ms >= self.stuck_ms:
             self._call_stuck(attempt, members)
         self._context.loop.call_soon(self._context.reaper.on_reaped)
-        return int(min(KILL_INTERVAL_MS_MAX, KILL_INTERVAL_MS * 2 ** min(ending.kills_sent, 5)))
+        return min(KILL_INTERVAL_MS_MAX, KILL_INTERVAL_MS << min(ending.kills_sent - 1, 6))
 
     def _signal(self, attempt: Attempt, members: list[ProcessInfo], number: int) -> int:
         reached = signal_all(members, number)

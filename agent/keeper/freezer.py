@@ -17,6 +17,7 @@ from agent.keeper.trees import signal_all
 
 #: Rounds of SIGSTOP until no process is found that was not stopped before.
 STOP_ROUNDS_MAX: Final = 20
+STOP_INTERVAL_MS: Final = 10
 _ALIVE: Final = (Phase.RUNNING, Phase.LINGERING, Phase.CHECKING)
 
 
@@ -81,28 +82,49 @@ class Freezer:
         attempt.arm("hold", context.loop.call_later(delay_ms, lambda: self._hold(attempt)))
 
     def _hold(self, attempt: Attempt) -> None:
-        if attempt.phase not in _ALIVE or not attempt.is_frozen:
+        if attempt.phase not in _ALIVE or not attempt.is_frozen or "stop" in attempt.timers:
             return
         attempt.disarm("hold")
-        if attempt.group is None or not attempt.group.freeze(is_frozen=True):
-            self._stop_all(attempt)
-        self._context.tell({"is": "frozen", "token": attempt.token})
+        if attempt.group is not None and attempt.group.freeze(is_frozen=True):
+            self._context.tell({"is": "frozen", "token": attempt.token})
+        else:
+            self._stop_round(attempt, set(), newer_than_ms=None, rounds=0)
 
-    def _stop_all(self, attempt: Attempt) -> None:
-        stopped: set[tuple[int, int]] = set()
-        for _ in range(STOP_ROUNDS_MAX):
-            members = self._endings.members(attempt)
-            fresh = [m for m in members if (m.pid, m.start_ticks) not in stopped]
-            if not fresh:
-                return
-            signal_all(fresh, signal.SIGSTOP)
-            stopped |= {(m.pid, m.start_ticks) for m in fresh}
+    def _stop_round(
+        self,
+        attempt: Attempt,
+        stopped: set[tuple[int, int]],
+        *,
+        newer_than_ms: int | None,
+        rounds: int,
+    ) -> None:
+        """SIGSTOP whoever has not got it, and look again until nobody new is found.
+
+        A round at a time, so that many attempts whose leases end together share their looks.
+        """
+        attempt.disarm("stop")
+        if attempt.phase not in _ALIVE or not attempt.is_frozen:
+            return
+        members = self._endings.members(attempt, newer_than_ms=newer_than_ms)
+        fresh = [m for m in members if (m.pid, m.start_ticks) not in stopped]
+        if (not fresh and rounds) or rounds == STOP_ROUNDS_MAX:
+            self._context.tell({"is": "frozen", "token": attempt.token})
+            return
+        signal_all(fresh, signal.SIGSTOP)
+        stopped |= {(m.pid, m.start_ticks) for m in fresh}
+        now_ms = self._context.loop.now_ms()
+        timer = self._context.loop.call_later(
+            STOP_INTERVAL_MS,
+            lambda: self._stop_round(attempt, stopped, newer_than_ms=now_ms, rounds=rounds + 1),
+        )
+        attempt.arm("stop", timer)
 
     def _thaw(self, attempt: Attempt) -> None:
         context = self._context
         assert attempt.frozen_since_ms is not None
         span_ms = context.loop.now_ms() - attempt.frozen_since_ms
         attempt.disarm("hold")
+        attempt.disarm("stop")
         attempt.frozen_since_ms = None
         attempt.frozen_ms += span_ms
         attempt.thawed_at = context.loop.now_ms()
@@ -113,7 +135,9 @@ class Freezer:
         if attempt.phase not in _ALIVE or attempt.is_frozen:
             return  # frozen again before the journal was ready
         if attempt.group is None or not attempt.group.freeze(is_frozen=False):
-            signal_all(self._endings.members(attempt), signal.SIGCONT)
+            # As seen just now: one that is missed here would stay stopped for ever.
+            members = self._endings.members(attempt, newer_than_ms=attempt.thawed_at)
+            signal_all(members, signal.SIGCONT)
         self._context.tell({"is": "thawed", "token": attempt.token})
         self.arm_lease(attempt)
         self._endings.arm_limits(attempt)

@@ -46,6 +46,8 @@ class Loop:
         self._order = itertools.count()
         self._soon: deque[Callable[[], None]] = deque()
         self._is_stopping = False
+        #: When this turn's work began.
+        self.turn_began_ms = boottime_ms()
         self.turn_end: list[Callable[[], None]] = []
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.watch(self.wake_fd, READ, self._drain_wake)
@@ -92,7 +94,9 @@ class Loop:
 
     def turn(self, sleep_ms_max: int = SLEEP_MS_MAX) -> None:
         """Wait for something, handle all that is ready, then run the hooks."""
-        for key, events in self._selector.select(self._sleep_ms(sleep_ms_max) / 1_000):
+        ready = self._selector.select(self._sleep_ms(sleep_ms_max) / 1_000)
+        self.turn_began_ms = self.now_ms()
+        for key, events in ready:
             key.data(events)
         self._run_due()
         for _ in range(len(self._soon)):

@@ -90,8 +90,11 @@ class Keeper:
         self._records.start()
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Until `stop`, or SIGTERM, which ends the keeper and leaves the attempts alone."""
+        signal.signal(signal.SIGTERM, lambda _number, _frame: self._loop.stop())
         self._loop.run()
+        while not self._context.ledger.is_idle:
+            self._loop.turn()
         self._server.close()
         self._context.ledger.close()
         self._context.remover.close()

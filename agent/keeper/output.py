@@ -7,8 +7,10 @@ keeper opens the same pipe again through /proc of a process that still has it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import resource
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +53,12 @@ class Capture:
         `owner` (uid, gid) lets another user's attempt open /dev/stdout. Raises OSError (EMFILE …).
         """
         self.fd, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # Descriptors are given out lowest first: this one says how many are in use. The rest is for
+        # the output's files and for looking at processes, without which no end could be proven.
+        if writer >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+            os.close(writer)
+            self.close()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         try:
             both = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -20,6 +20,7 @@ PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 #: Most bytes of an environment that are searched for the marker (the kernel's limit is 2 MiB).
 ENVIRON_BYTES_MAX: Final = 2 * 1024 * 1024
+_GONE: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM, errno.EINVAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +154,27 @@ def _value(data: bytes, name: bytes) -> str | None:
 
 
 def _read(path: str, limit: int) -> bytes:
-    """The file's bytes; nothing when the process is gone or hidden from us."""
+    """The file's bytes; nothing when the process is gone or hidden from us.
+
+    Raises OSError where we could not look (no descriptor left …): that is no proof of anything.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
+    except OSError as error:
+        if error.errno in _GONE:
+            return b""
+        raise
     try:
         data = os.read(fd, limit)
-        while len(data) < limit:
+        while data and len(data) < limit:
             more = os.read(fd, limit - len(data))
             if not more:
                 break
             data += more
         return data
-    except OSError:
-        return b""
+    except OSError as error:
+        if error.errno in _GONE:
+            return b""
+        raise
     finally:
         os.close(fd)

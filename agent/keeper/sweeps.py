@@ -32,6 +32,7 @@ class Sweeper:
         self._waiting: dict[str, Attempt] = {}
         self._is_wanted = False
         self._has_poll = False
+        self._swept_at_ms = 0
         own = read_process(os.getpid())
         self._own_ticks = 0 if own is None else own.start_ticks
 
@@ -48,6 +49,7 @@ class Sweeper:
 
     def _sweep(self) -> None:
         self._is_wanted = False
+        self._swept_at_ms = self._context.loop.now_ms() - 1
         owned, has_unclear = self._assign_orphans()
         for attempt in list(self._waiting.values()):
             if attempt.phase not in _OVER:
@@ -71,7 +73,7 @@ class Sweeper:
         if attempt.phase is Phase.STUCK and not attempt.is_adopted and attempt.status is None:
             return True
         if attempt.is_adopted:
-            return bool(self._endings.members(attempt))
+            return bool(self._endings.members(attempt, newer_than_ms=self._swept_at_ms))
         return attempt.group is not None and any(attempt.group.pids())
 
     def _end_strays(self, attempt: Attempt) -> None:

@@ -29,6 +29,8 @@ RESCANS_MAX: Final = 5
 #: How long a process that is no descendant of ours is taken for one without looking, in ms: below
 #: the time in which pids could wrap around.
 FOREIGN_MS: Final = 1_000
+#: Parent of all kernel threads.
+_KERNEL_THREADS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,67 @@ class Wanted:
     cgroup_pids: Callable[[], Iterable[int]]
 
 
+class View:
+    """All processes at one moment, indexed: a thousand attempts can be looked up in one view."""
+
+    def __init__(self, taken_at_ms: int) -> None:
+        self.taken_at_ms = taken_at_ms
+        self.table = snapshot()
+        self.children: dict[int, list[int]] = {}
+        self.sessions: dict[int, list[int]] = {}
+        #: (token, cluster id) -> pids with that marker.
+        self.marked: dict[tuple[str, str], list[int]] = {}
+        #: Processes with a marker, whosever it is: their session does not count.
+        self._has_marker: set[int] = set()
+        for info in self.table.values():
+            self.children.setdefault(info.ppid, []).append(info.pid)
+            self.sessions.setdefault(info.session, []).append(info.pid)
+            marker = None if info.ppid == _KERNEL_THREADS else read_marker(info.pid)
+            if marker is not None:
+                self.marked.setdefault(marker, []).append(info.pid)
+                self._has_marker.add(info.pid)
+
+    def roots(self, wanted: Wanted, keeper_pid: int) -> set[int]:
+        """The attempt's processes that can be recognised by themselves."""
+        found = {pid for pid in wanted.cgroup_pids() if pid in self.table}
+        found.update(self.marked.get((wanted.token, wanted.cluster_id), ()))
+        found.update(p for p, ticks in wanted.strays.items() if self._is(p, ticks))
+        main = wanted.main
+        if main is None:
+            return found
+        if self._is(main.pid, main.start_ticks):
+            found.add(main.pid)
+        else:
+            # Was the pid reused, then a marker-less session of that number is a stranger's.
+            found.discard(main.pid)
+        for pid in self.sessions.get(main.pid, ()):
+            if pid not in self._has_marker and pid != main.pid and self._is_below(pid, keeper_pid):
+                found.add(pid)
+        return found
+
+    def close_over_children(self, found: set[int]) -> None:
+        """Add all descendants of `found` to it."""
+        waiting = list(found)
+        while waiting:
+            for child in self.children.get(waiting.pop(), ()):
+                if child not in found:
+                    found.add(child)
+                    waiting.append(child)
+
+    def _is(self, pid: int, start_ticks: int) -> bool:
+        info = self.table.get(pid)
+        return info is not None and info.start_ticks == start_ticks
+
+    def _is_below(self, pid: int, ancestor: int) -> bool:
+        seen: set[int] = set()
+        while pid in self.table and pid not in seen:
+            seen.add(pid)
+            pid = self.table[pid].ppid
+            if pid == ancestor:
+                return True
+        return False
+
+
 class Trees:
     """Looks at /proc. Loop thread only."""
 
@@ -52,28 +115,33 @@ class Trees:
         self._foreign: set[int] = set()
         self._foreign_until_ms = 0
         self._self_pid = os.getpid()
+        self._view: View | None = None
 
-    def members(self, wanted: Wanted) -> list[ProcessInfo]:
-        """Every living process of the attempt: main, descendants, strays. One scan of /proc."""
-        table = snapshot()
-        found = {pid for pid in wanted.cgroup_pids() if pid in table}
-        for info in table.values():
-            if self._is_root(info, wanted):
-                found.add(info.pid)
-        for pid, ticks in wanted.strays.items():
-            if pid in table and table[pid].start_ticks == ticks:
-                found.add(pid)
-        _close_over_children(found, table)
+    def view(self, *, newer_than_ms: int) -> View:
+        """A view that was begun after that moment; the last one, where that is new enough.
+
+        One view costs some 40 µs per process of the host, so what happens to many attempts at once
+        (leases that end, a kill of all) shares one.
+        """
+        if self._view is None or self._view.taken_at_ms <= newer_than_ms:
+            self._view = View(self._now_ms())
+        return self._view
+
+    def members(self, wanted: Wanted, *, newer_than_ms: int) -> list[ProcessInfo]:
+        """Every living process of the attempt: main, descendants, strays."""
+        view = self.view(newer_than_ms=newer_than_ms)
+        found = view.roots(wanted, self._self_pid)
+        view.close_over_children(found)
         found -= {self._self_pid, 1}
-        return [table[pid] for pid in sorted(found)]
+        return [view.table[pid] for pid in sorted(found)]
 
     def marked(self, cluster_ids: Collection[str]) -> dict[str, list[ProcessInfo]]:
         """Living processes of those clusters by the token in their environment."""
+        view = self.view(newer_than_ms=self._now_ms())
         found: dict[str, list[ProcessInfo]] = {}
-        for info in snapshot().values():
-            marker = read_marker(info.pid)
-            if marker is not None and marker[1] in cluster_ids and info.pid != self._self_pid:
-                found.setdefault(marker[0], []).append(info)
+        for (token, cluster_id), pids in view.marked.items():
+            if cluster_id in cluster_ids:
+                found[token] = [view.table[pid] for pid in pids if pid != self._self_pid]
         return found
 
     def orphans(self, known: Collection[int]) -> list[ProcessInfo]:
@@ -108,30 +176,6 @@ class Trees:
             self._foreign.clear()
             self._foreign_until_ms = now_ms + FOREIGN_MS
 
-    def _is_root(self, info: ProcessInfo, wanted: Wanted) -> bool:
-        main = wanted.main
-        if main is not None and info.pid == main.pid:
-            return info.start_ticks == main.start_ticks
-        marker = read_marker(info.pid)
-        if marker is not None:
-            return marker == (wanted.token, wanted.cluster_id)
-        # No readable environment, but the session that the launch made: a later session of the
-        # same number could only belong to a process that started with main's pid after it was gone.
-        return main is not None and info.session == main.pid and self._is_ours(info)
-
-    def _is_ours(self, info: ProcessInfo) -> bool:
-        """Whether `info` descends from the keeper."""
-        seen = 0
-        ppid = info.ppid
-        while ppid > 1 and seen < 1_000:
-            if ppid == self._self_pid:
-                return True
-            parent = read_process(ppid)
-            if parent is None:
-                return False
-            ppid, seen = parent.ppid, seen + 1
-        return False
-
 
 def signal_all(members: Iterable[ProcessInfo], number: int) -> int:
     """Signal each of them, by pidfd; returns how many it reached."""
@@ -153,15 +197,3 @@ def read_cgroup_pids(path: Path) -> list[int]:
         return [int(line) for line in (path / "cgroup.procs").read_text().split()]
     except OSError:
         return []
-
-
-def _close_over_children(found: set[int], table: dict[int, ProcessInfo]) -> None:
-    children: dict[int, list[int]] = {}
-    for info in table.values():
-        children.setdefault(info.ppid, []).append(info.pid)
-    waiting = list(found)
-    while waiting:
-        for child in children.get(waiting.pop(), ()):
-            if child not in found:
-                found.add(child)
-                waiting.append(child)
