@@ -64,8 +64,11 @@ def submit(document: Mapping[str, Any], *, key: str) -> Call:
     return _change("POST", "/v1/jobs", document, key=key)
 
 
-def submit_many(documents: Sequence[Mapping[str, Any]], *, key: str) -> Call:
-    return _change("POST", "/v1/jobs", {"jobs": list(documents)}, key=key)
+def submit_many(
+    documents: Sequence[Mapping[str, Any]], *, key: str, fields: Sequence[str] = ()
+) -> Call:
+    path = with_query("/v1/jobs", {"fields": tuple(fields) or None})
+    return _change("POST", path, {"jobs": list(documents)}, key=key)
 
 
 def jobs(

@@ -117,7 +117,7 @@ class Service:
             try:
                 parsed[name] = parse_setting(name, value)
             except ValueError as error:
-                mistakes.append(str(error))
+                mistakes.append(f"{name}: {error}")
         if not mistakes:
             mistakes = settings_mistakes({**self.settings(), **parsed})
         if mistakes:
