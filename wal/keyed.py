@@ -14,6 +14,7 @@ Thread-safe: changes and reads from any thread; `sync` blocks its caller only.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from threading import RLock
 from typing import Final, Self
@@ -164,6 +165,14 @@ class KeyedStore:
         if self._housekeeper is not None:
             self._housekeeper.wake()
 
+    def write_mark(self) -> None:
+        """Store how far the store is durable. Any thread; housekeeping does it when idle."""
+        self._writer.write_mark()
+
+    def prepare_spare(self) -> bool:
+        """Prepare the next segment and the reserve; False without room. Any thread."""
+        return self._writer.prepare_spare()
+
     def close(self) -> None:
         """Release everything; changes not synced are lost. Idempotent."""
         with self._syncing, self._changing:
@@ -264,7 +273,9 @@ class KeyedStore:
         self._set_aside(found.unreadable)
         if found.chain is not None:
             encoder.store_id = found.segments[-1].header.store_id
-            found.chain.segments = loaded.kept
+            # Behind the damage, if it ends with some: that place is looked at again.
+            end = found.chain.segments[-1].end
+            found.chain.segments = [*loaded.kept[:-1], replace(loaded.kept[-1], end=end)]
             found.chain.leftovers = found.leftovers + loaded.obsolete
             self._writer.resume(found.chain)
         else:

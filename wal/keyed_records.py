@@ -8,7 +8,7 @@ lost record); `term` is the number of the record that first put the key: the ord
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from struct import Struct
 from typing import Final, NamedTuple
@@ -21,6 +21,7 @@ from wal.settings import PAGE_BYTES
 
 _FRONT: Final = Struct("<IQH")
 FRONT_BYTES: Final = _FRONT.size
+_RECORD_BYTES_MIN: Final = frame_bytes(FRONT_BYTES + 1)
 
 
 class Damaged(NamedTuple):
@@ -106,6 +107,18 @@ def load(found: Salvaged) -> Loaded:
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Records missing between two valid ones, or behind the last."""
+
+    #: Number of the first one, and how many there are at most.
+    first: int
+    count: int
+    #: Hash of the last one's key, told by the record behind it; 0 if there is none.
+    last_hash: int
+    hole: Hole
+
+
 class _Replay:
     def __init__(self, result: Loaded) -> None:
         self._result = result
@@ -113,12 +126,13 @@ class _Replay:
         #: Every key seen, by hash; and for each the number of its newest record.
         self._keys: dict[int, bytes] = {}
         self._seen: dict[bytes, int] = {}
-        self._lost: list[tuple[int, int, int, Hole]] = []
+        self._losses: list[_Loss] = []
 
     def segment(self, segment: SalvagedSegment) -> None:
         for item in segment.items:
             if isinstance(item, Hole):
-                self._hole = self._hole or item
+                # Two in a row: how much is lost is no longer known by size.
+                self._hole = replace(self._hole, size_bytes=0) if self._hole else item
             elif item.type in {RecordType.PUT, RecordType.DELETE}:
                 self._record(item, Hole(segment.name, item.offset))
 
@@ -128,8 +142,10 @@ class _Replay:
         if decoded is None or frame.index <= result.base:
             return
         key, value, previous_hash = decoded
-        if self._hole is not None or frame.index > result.number + 1:
-            self._note_lost(frame.index, previous_hash, self._hole or here)
+        missing = frame.index - result.number - 1
+        if self._hole is not None or missing > 0:
+            hole, self._hole = self._hole or here, None
+            self._losses.append(_Loss(result.number + 1, max(missing, 1), previous_hash, hole))
         result.number = max(result.number, frame.index)
         result.previous_hash = hash_key(key)
         self._keys[result.previous_hash] = key
@@ -140,29 +156,33 @@ class _Replay:
             size = frame_bytes(len(frame.payload))
             result.live[key] = Live(value, frame.term, frame.index, size)
 
-    def _note_lost(self, before: int, previous_hash: int, hole: Hole) -> None:
-        self._lost.append((self._result.number + 1, before, previous_hash, hole))
-        self._hole = None
-
     def finish(self, unreadable: list[str]) -> None:
         """Name the lost records, now that every key is known."""
+        result = self._result
         if self._hole is not None:
-            self._note_lost(self._result.number + 1, 0, self._hole)
-        damaged = self._result.damaged
-        for first, before, previous_hash, hole in self._lost:
-            claimed = decode_keyed(hole.claimed)
-            if claimed is not None:
-                self._add(claimed[0], first, hole)
-            is_all_named = claimed is not None and before - first <= 1
-            last = self._keys.get(previous_hash)
-            if last is not None and not is_all_named:
-                self._add(last, before - 1, hole)
-            named = (claimed is not None) + (last is not None and not is_all_named)
-            if named < max(before - first, 1):
-                damaged.append(Damaged(None, str(hole)))
-        damaged.extend(Damaged(None, f"{name}: header page") for name in unreadable)
+            # Nothing behind them counts them: at most as many as fit. Their numbers are not given
+            # again, so that the next opening comes to the same.
+            is_one = frame_bytes(len(self._hole.claimed)) == self._hole.size_bytes
+            fitting = max(1, (self._hole.size_bytes or PAGE_BYTES) // _RECORD_BYTES_MIN)
+            loss = _Loss(result.number + 1, 1 if is_one else fitting, 0, self._hole)
+            self._losses.append(loss)
+            result.number += loss.count
+        for loss in self._losses:
+            self._name(loss)
+        result.damaged.extend(Damaged(None, f"{name}: header page") for name in unreadable)
 
-    def _add(self, key: bytes, number: int, hole: Hole) -> None:
-        # A newer record of the key makes the lost one meaningless.
-        if self._seen.get(key, 0) <= number:
-            self._result.damaged.append(Damaged(key, str(hole)))
+    def _name(self, loss: _Loss) -> None:
+        """List the keys that can be told, and None if that is not all."""
+        claimed = decode_keyed(loss.hole.claimed)
+        last = self._keys.get(loss.last_hash)
+        named: dict[int, bytes] = {}
+        if last is not None:
+            named[loss.first + loss.count - 1] = last
+        if claimed is not None:
+            named[loss.first] = claimed[0]
+        for number, key in named.items():
+            # A newer record of the key makes the lost one meaningless.
+            if self._seen.get(key, 0) < number:
+                self._result.damaged.append(Damaged(key, str(loss.hole)))
+        if len(named) < loss.count:
+            self._result.damaged.append(Damaged(None, str(loss.hole)))

@@ -17,6 +17,7 @@ from wal.frame import Frame, FrameReader, declared_payload, find_frames, is_zero
 from wal.identity import Identity
 from wal.recovery import Chain, SegmentFacts, TornTail, check_frame, read_page
 from wal.segment import (
+    SLOT_OFFSETS,
     HardState,
     SegmentHeader,
     Slot,
@@ -34,6 +35,8 @@ class Hole:
 
     name: str
     offset: int
+    #: Bytes up to the next valid record or to where it was durable; 0 if that is not known.
+    size_bytes: int = 0
     #: The payload that the first damaged record's header claims, unverified.
     claimed: bytes = b""
 
@@ -89,11 +92,17 @@ def salvage(fs: FileSystem, directory: Path, *, identity: Identity, kind: int) -
         is_newest = header.sequence == result.newest_sequence
         if successor is not None and successor.sequence != header.sequence + 1:
             successor = None
-        buffer = fs.read(directory / name).ljust(header.size, b"\0")
+        raw = fs.read(directory / name)
+        buffer = raw.ljust(header.size, b"\0")
         reach = _Reach(buffer, header, successor)
         _walk(buffer, segment, reach, directory / name)
+        if len(raw) < header.size:
+            segment.items.append(Hole(name, len(raw)))
+        elif not any(reach.slots):
+            # The mark is lost: more may have been durable than anything left says.
+            segment.items.append(Hole(name, SLOT_OFFSETS[0]))
         if is_newest:
-            result.chain = _chain(segment, buffer, reach)
+            result.chain = _chain(segment, buffer, reach, is_short=len(raw) < header.size)
     return result
 
 
@@ -130,21 +139,24 @@ def _walk(buffer: bytes, segment: SalvagedSegment, reach: _Reach, path: Path) ->
         reach.last_crc = reader.last_crc or reach.last_crc
         if reach.end >= reach.durable:
             return
-        claimed = declared_payload(buffer, reach.end, limit_bytes=len(buffer))
-        segment.items.append(Hole(segment.name, reach.end, claimed))
+        start, claimed = reach.end, declared_payload(buffer, reach.end, limit_bytes=len(buffer))
         following = next(find_frames(buffer, seed=seed, start=reach.end), None)
         if following is None or following.offset >= reach.durable:
             # Nothing durable is readable behind the hole: go on where it was known to end.
             reach.end = (reach.durable + 7) & ~7
-            if following is None or following.offset != reach.end:
-                return
         else:
             reach.end = following.offset
+        segment.items.append(Hole(segment.name, start, reach.end - start, claimed))
+        if following is None or following.offset != reach.end:
+            return
 
 
-def _chain(segment: SalvagedSegment, buffer: bytes, reach: _Reach) -> Chain:
+def _chain(segment: SalvagedSegment, buffer: bytes, reach: _Reach, *, is_short: bool) -> Chain:
     torn = None
-    if not is_zero(buffer, reach.end):
+    if is_short:
+        # Writing the zeros gives the file its size back.
+        torn = TornTail(segment.name, reach.end, segment.header.size - reach.end)
+    elif not is_zero(buffer, reach.end):
         torn = TornTail(segment.name, reach.end, len(buffer.rstrip(b"\0")) - reach.end)
     slots = reach.slots
     if not any(slots):
