@@ -23,7 +23,8 @@ CHANGED_MAX: Final = 256
 #: Digests are sums modulo this.
 DIGEST_MODULUS: Final = 1 << 128
 
-_ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
+# Maps keep the order in which entries wrote them: the same on every replica, kept by snapshots.
+_ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 def encode_record(record: object) -> bytes:

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
@@ -19,7 +19,7 @@ from tests.properties.world import World
 
 #: Entries in one of the quick histories, and histories.
 STEPS = 200
-SEEDS = 25
+SEEDS = 10
 
 
 def run(seed: int, *, steps: int = STEPS) -> World:
@@ -56,7 +56,12 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=12, stateful_step_count=60)
+# Shrinking takes minutes; a failing example prints its steps anyway.
+TestHistories.settings = settings(
+    max_examples=6,
+    stateful_step_count=50,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
 
 
 def restored(state: ClusterState) -> ClusterState:
@@ -82,9 +87,9 @@ def test_every_job_ends_in_many_histories(block: int) -> None:
         run(seed)
 
 
-@pytest.mark.parametrize("seed", [3, 4, 5])
+@pytest.mark.parametrize("seed", [3, 5])
 def test_replay_and_restore_at_any_index_give_the_same_bytes(seed: int) -> None:
-    log = run(seed, steps=150).log
+    log = run(seed, steps=100).log
     whole, mixed = ClusterState(), ClusterState()
     for index, data in enumerate(log, start=1):
         apply(whole, decode_entry(data), index)
@@ -127,17 +132,19 @@ def short_fence(state: ClusterState, _attempt: Any, *, cleanup: str) -> int:
     return state.clock_ms + 2_000
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "planted"), [("ready_ms", no_fence), ("fence_until_ms", short_fence)]
 )
 def test_a_missing_fence_is_found(name: str, planted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fencing, name, planted)
-    assert fails(range(60))
+    assert fails(range(150))
 
 
+@pytest.mark.ci
 def test_a_since_that_moves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def newest(state: ClusterState, index: int) -> Any:
         return state.takeovers[-1] if state.takeovers else None
 
     monkeypatch.setattr(contact, "first_takeover_after", newest)
-    assert fails(range(60))
+    assert fails(range(150))
