@@ -80,12 +80,14 @@ class Ledger:
         """Put one record; `then` runs in the loop once it is durable."""
         assert kind in KINDS or token == META
         self._next.changes.append((_key(token, kind), pack(record)))
+        self._loop.hurry()
         if then is not None:
             self._next.callbacks.append(then)
 
     def drop(self, token: str, kinds: Iterable[str] = KINDS) -> None:
         """Remove records of an attempt; they may come back when we crash before the next sync."""
         self._next.changes.extend((_key(token, kind), None) for kind in kinds)
+        self._loop.hurry()
 
     def read(self, token: str, kind: str) -> Record | None:
         """A record that was durable, or is about to be."""
@@ -94,6 +96,7 @@ class Ledger:
 
     def after(self, then: Callback) -> None:
         """Run `then` once everything written so far is durable."""
+        self._loop.hurry()
         self._next.callbacks.append(then)
 
     def flush(self) -> None:

@@ -46,6 +46,7 @@ class Loop:
         self._order = itertools.count()
         self._soon: deque[Callable[[], None]] = deque()
         self._is_stopping = False
+        self._is_hurried = False
         #: When this turn's work began.
         self.turn_began_ms = boottime_ms()
         self.turn_end: list[Callable[[], None]] = []
@@ -79,6 +80,10 @@ class Loop:
         """Run `callback` in this or the next turn, after what was queued before it."""
         self._soon.append(callback)
 
+    def hurry(self) -> None:
+        """Do not sleep before the next end of a turn: its hooks have something to do."""
+        self._is_hurried = True
+
     def wake(self) -> None:
         """End the current sleep. Any thread."""
         os.eventfd_write(self.wake_fd, 1)
@@ -101,6 +106,7 @@ class Loop:
         self._run_due()
         for _ in range(len(self._soon)):
             self._soon.popleft()()
+        self._is_hurried = False
         for hook in self.turn_end:
             hook()
 
@@ -109,7 +115,7 @@ class Loop:
         os.close(self.wake_fd)
 
     def _sleep_ms(self, limit_ms: int) -> int:
-        if self._soon:
+        if self._soon or self._is_hurried:
             return 0
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)

@@ -139,11 +139,16 @@ class Capture:
 
 
 def _reopen(pid: int, pipe_inode: int) -> int:
-    directory = Path(f"/proc/{pid}/fd")
+    directory = f"/proc/{pid}/fd"
     try:
-        for entry in directory.iterdir():
-            if os.readlink(entry) == f"pipe:[{pipe_inode}]":  # noqa: PTH115
-                return os.open(entry, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        names = os.listdir(directory)  # noqa: PTH208
     except OSError:
         return -1
+    for name in names:
+        path = f"{directory}/{name}"
+        try:
+            if os.readlink(path) == f"pipe:[{pipe_inode}]":  # noqa: PTH115
+                return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            continue  # closed since it was listed
     return -1

@@ -16,6 +16,8 @@ from typing import Final, NamedTuple
 STREAMS: Final = ("stdout", "stderr")
 #: The newest half of a stream is kept in pieces of this part of the limit.
 TAIL_PIECES: Final = 8
+#: A smaller limit is taken for this one: the tail's pieces must be worth a file.
+LIMIT_BYTES_MIN: Final = 4_096
 #: A reader that meets a piece just removed looks again this often.
 _RETRIES_MAX: Final = 3
 
@@ -91,8 +93,9 @@ class StreamFile:
     def __init__(self, directory: Path, stream: str, limit_bytes: int) -> None:
         self._directory = directory
         self._stream = stream
-        self._head_bytes = limit_bytes // 2
-        self._piece_bytes = max(1, (limit_bytes - self._head_bytes) // TAIL_PIECES)
+        limit_bytes = max(limit_bytes, LIMIT_BYTES_MIN)
+        self._piece_bytes = limit_bytes // 2 // TAIL_PIECES
+        self._head_bytes = limit_bytes - self._piece_bytes * TAIL_PIECES
         self._pieces: list[Path] = []
         self._fd = -1
         self._room = 0
@@ -129,7 +132,7 @@ class StreamFile:
             self._fd = -1
 
     def _next_piece(self) -> None:
-        if self.size == 0 and self._head_bytes > 0:
+        if self.size == 0:
             self._open(self._directory / self._stream, self._head_bytes)
             return
         path = self._directory / f"{self._stream}.{self.size:020d}"
