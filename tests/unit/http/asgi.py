@@ -78,7 +78,7 @@ async def call(
         "raw_path": path.encode(),
         "query_string": query.encode(),
         "root_path": "",
-        "headers": [(k.lower().encode(), v.encode()) for k, v in found.items()],
+        "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in found.items()],
         "client": ("127.0.0.1", 40000),
         "server": ("127.0.0.1", 443),
         "state": {},
