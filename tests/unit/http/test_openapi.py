@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -53,3 +54,9 @@ async def test_the_description_is_json_of_a_bounded_size(app: ASGIApp) -> None:
     body = (await call(app, "GET", "/openapi.json", token=None)).body
     assert json.loads(body)["openapi"].startswith("3.")
     assert len(body) < 200_000
+
+
+def test_the_page_for_people_lists_every_operation_and_no_other() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "http-api.md").read_text()
+    rows = re.findall(r"^\| ([A-Z]+) \| `(/[^`]*)` \|", text, re.MULTILINE)
+    assert sorted(rows) == sorted((one.method, one.path) for one in OPERATIONS)
