@@ -32,8 +32,9 @@ from wal.snapshots import SnapshotStore, verify
 from wal.writer import SPARE_NAME
 
 SNAPSHOTS_DIRECTORY: Final = "snapshots"
-#: Looks at a directory whose writer may be at work before a finding counts.
-_LOOKS: Final = 3
+#: Looks at a directory whose writer may be at work.
+_LOOKS_MAX: Final = 10
+_GONE_CHOICES: Final = "Check again: a writer may have dropped it meanwhile"
 _KEYED_CHOICES: Final = "The store opens without that record and names its key where it can"
 
 
@@ -97,20 +98,28 @@ def check(directory: Path, *, fs: FileSystem = REAL_FILES) -> Report:
         return report
     report.cluster_id, report.member = identity.cluster_id, identity.member
     report.incarnation = identity.incarnation
-    previous: list[Problem] = []
-    for _ in range(_LOOKS):
+    _look_until_sure(directory, identity, report, fs)
+    _check_snapshots(directory, report, fs)
+    return report
+
+
+def _look_until_sure(directory: Path, identity: Identity, report: Report, fs: FileSystem) -> None:
+    """Check the segments; what is found counts once two looks in a row agree on the place."""
+    previous: set[tuple[str, int | None]] = set()
+    for _ in range(_LOOKS_MAX):
         report.notes, report.problems, report.segments = [], [], []
         try:
             _check_segments(directory, identity, report, fs)
         except FileNotFoundError as error:
             # The writer dropped a segment meanwhile.
-            name = Path(str(error.filename)).name
-            report.problems.append(Problem(name, None, "the file is missing", ""))
-        if not report.problems or report.problems == previous:
-            break
-        previous = report.problems
-    _check_snapshots(directory, report, fs)
-    return report
+            gone = Problem(str(error.filename), None, "the file is missing", _GONE_CHOICES)
+            report.problems.append(gone)
+        places = {(problem.file, problem.offset) for problem in report.problems}
+        if not places or places & previous:
+            return
+        previous = places
+    report.problems = []
+    report.notes.append("the store changed too fast to be read as one; check it again")
 
 
 def dump(

@@ -80,6 +80,32 @@ def test_batches_in_a_worker_beside_votes(directory: Path) -> None:
     again.close()
 
 
+def test_check_beside_a_live_writer(directory: Path) -> None:
+    log = open_log(directory)
+    is_over = threading.Event()
+
+    def write() -> None:
+        index = 0
+        while not is_over.is_set():
+            for _ in range(5):
+                index += 1
+                log.append(b"x" * 300, index=index, term=1)
+            log.sync()
+            if index > 200:
+                log.truncate_prefix(index - 200)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(10):
+            assert check(directory).problems == []
+    finally:
+        is_over.set()
+        writer.join()
+        log.close()
+    assert check(directory).last_index == log.last_index
+
+
 def test_lock_excludes_and_names_the_holder(directory: Path) -> None:
     log = open_log(directory)
     with pytest.raises(Locked, match="pid "):
