@@ -21,6 +21,7 @@ from typing import Final
 
 from agent.keeper.cgroups import Cgroups
 from agent.keeper.context import Context
+from agent.keeper.endings import STUCK_MS
 from agent.keeper.errors import AlreadyRunning
 from agent.keeper.leases import Leases
 from agent.keeper.ledger import Ledger, read_contents
@@ -78,6 +79,7 @@ class Keeper:
             files_max=_raise_file_limit(),
         )
         runner = Runner(context)
+        runner.endings.stuck_ms = options.stuck_ms
         self._records = Records(context)
         watch = Watch(context, runner, disk_low_bytes=options.disk_low_bytes)
         # Leases are obeyed before anybody is listened to.
@@ -136,6 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--socket", type=Path, required=True, help="unix socket for the agent")
     parser.add_argument("--limits", choices=("auto", "sampled"), default="auto")
     parser.add_argument("--disk-low-bytes", type=int, default=DISK_LOW_BYTES)
+    parser.add_argument("--stuck-ms", type=int, default=STUCK_MS, help="KILL in vain so long")
     options = parser.parse_args(arguments)
     directory, socket_path = options.dir.absolute(), options.socket.absolute()
     detach()
