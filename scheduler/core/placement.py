@@ -279,15 +279,18 @@ def unsatisfiable(state: ClusterState, shape: Shape) -> Reason | None:
     """
     if not state.node_names:
         return None
-    names = [shape.node] if shape.node else state.node_names
-    nodes = [node for name in names if (node := state.nodes.get(name)) is not None]
-    if not nodes:
-        return Reason("Constraints", f"there is no node {shape.node}")
+    nodes = []
     lacking = ""
-    for node in nodes:
+    for name in (shape.node,) if shape.node else state.node_names:
+        node = state.nodes.get(name)
+        if node is None:
+            continue
         lacking = _what_lacks(shape, node.capacity)
         if not lacking:
             return None
+        nodes.append(node)
+    if not nodes:
+        return Reason("Constraints", f"there is no node {shape.node}")
     most = max(_offered(lacking, node.capacity) for node in nodes)
     return Reason(
         "Unsatisfiable",
