@@ -18,13 +18,17 @@ from scheduler.client import calls
 from scheduler.client.calls import Call
 from scheduler.client.connection import Body, Connections
 from scheduler.client.context import Context
-from scheduler.client.errors import BadAnswer, Document, WaitTimeout
+from scheduler.client.errors import ApiError, BadAnswer, Document, WaitTimeout
 from scheduler.client.failover import Answer, Controllers, Steps, Wait, steps
 from scheduler.client.follow import EventStream, LogChunk, LogStream
 from scheduler.client.waiting import Waiting
 
 #: Phases that a job never leaves (`Stopped` can be left by a resume).
 FINAL_PHASES = frozenset(("Succeeded", "Failed", "Killed"))
+
+
+#: Pages of jobs looked through for the versions of those that are waited for.
+PAGES_MAX = 20
 
 
 class Client:
@@ -125,7 +129,24 @@ class Client:
 
         ApiError: 404, 409 when it is final, 412 when `if_version` is not its version any more.
         """
-        return self.send(calls.kill(target, why=why, if_version=if_version))
+        try:
+            return self.send(calls.kill(target, why=why, if_version=if_version))
+        except ApiError as error:
+            if error.is_repeated and error.code in ("already_final", "version"):
+                return self._killed_before(target, error)
+            raise
+
+    def _killed_before(self, target: str | int, error: ApiError) -> Document:
+        """The answer for a kill that was taken, though its answer was lost. Raises `error`."""
+        text = str(target)
+        job_id = text.partition("/")[0].partition("#")[0]
+        is_job = text == job_id
+        found = self.job(job_id) if is_job else self.attempts(text)["attempts"][-1]
+        ending = found.get("ending") or {}
+        if "user_cancel" not in (found.get("cause"), ending.get("cause")):
+            raise error
+        is_done = found["phase"] == "Killed"
+        return {"job": int(job_id), "is_done": is_done, "message": "was taken before"}
 
     # ---- nodes and cluster -------------------------------------------------------------------
 
@@ -191,7 +212,8 @@ class Client:
         """
         waiting = Waiting(job_ids, is_any=is_any, now=time.monotonic, timeout_s=timeout_s)
         while True:
-            for job_id in waiting.due():
+            versions = self._versions(waiting.open_ids) if waiting.is_many else {}
+            for job_id in waiting.due(versions):
                 if waiting.note(job_id, job := self.job(job_id)) and on_change is not None:
                     on_change(job)
             if waiting.is_over:
@@ -200,6 +222,20 @@ class Client:
             if pause_s is None:
                 raise WaitTimeout("not all jobs are final yet", waiting.jobs())
             time.sleep(pause_s)
+
+    def _versions(self, job_ids: Sequence[str]) -> dict[str, int]:
+        """Versions of jobs among `job_ids`, from pages of the list: few calls for many jobs."""
+        wanted = set(job_ids)
+        oldest = min(map(int, wanted))
+        found: dict[str, int] = {}
+        after = str(max(map(int, wanted)) + 1)
+        for _ in range(PAGES_MAX):
+            page = self.jobs(limit=1000, after=after, fields=("version",))
+            found |= {str(job["id"]): job["version"] for job in page["jobs"]}
+            after = page["next"]
+            if after is None or int(after) <= oldest:
+                break
+        return {job_id: version for job_id, version in found.items() if job_id in wanted}
 
     def follow(
         self, *, after: int | None = None, objects: Sequence[str] = ()

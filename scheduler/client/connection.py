@@ -71,7 +71,8 @@ class Connections:
                 return outcome
         connection = self._connect(url, timeout_s)
         if isinstance(connection, Broken):
-            return connection
+            # Or it died with the call in its hands.
+            return Broken(connection.reason, is_sent=kept is not None)
         return self._exchange(url, connection, call, timeout_s)
 
     def open_stream(

@@ -47,6 +47,8 @@ class ApiError(ClientError):
         self.code = code
         self.outcome_unknown = outcome_unknown
         self.retry_after_s = retry_after_s
+        #: An earlier try of the same change broke off: what is refused now may be its own doing.
+        self.is_repeated = False
 
     @property
     def mistakes(self) -> list[Document]:

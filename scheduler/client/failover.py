@@ -104,6 +104,7 @@ def steps(
                 if problem is None or not is_worth_repeating(problem):
                     controllers.prefer(outcome.headers.get("pertinax-leader-url", url))
                     if problem is not None:
+                        problem.is_repeated = is_open
                         raise problem
                     return outcome
                 is_open = is_open or (is_change and problem.outcome_unknown)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from scheduler.client.errors import Document
@@ -10,6 +10,8 @@ from scheduler.client.errors import Document
 #: Pause between looks, seconds: short at first, so that `run -- true` is quick.
 PAUSE_FIRST_S: Final = 0.02
 PAUSE_MAX_S: Final = 0.5
+#: More open jobs than this are looked at through the list.
+MANY_JOBS: Final = 8
 #: Jobs looked at between two pauses, so that a wait for many does not crowd out others.
 LOOKS_MAX: Final = 200
 
@@ -38,11 +40,31 @@ class Waiting:
         is_one_final = len(self._open) < len(dict.fromkeys(self._ids))
         return not self._open or (self._is_any and is_one_final)
 
-    def due(self) -> list[str]:
-        """The jobs to look at now: the open ones, in turns when they are many."""
+    @property
+    def open_ids(self) -> list[str]:
+        """The jobs that are not final as far as is known."""
+        return list(self._open)
+
+    @property
+    def is_many(self) -> bool:
+        """Whether to ask for versions first, and then only for the jobs that moved."""
+        return len(self._open) > MANY_JOBS and all(map(str.isdigit, self._open))
+
+    def due(self, versions: Mapping[str, int]) -> list[str]:
+        """The jobs to look at now: the open ones, in turns when they are many.
+
+        Of those that `versions` knows, only what moved since the last look.
+        """
         batch = self._open[:LOOKS_MAX]
+        if versions:
+            moved = [job_id for job_id in self._open if self._has_moved(job_id, versions)]
+            return moved[:LOOKS_MAX]
         self._open = self._open[LOOKS_MAX:] + batch
         return batch
+
+    def _has_moved(self, job_id: str, versions: Mapping[str, int]) -> bool:
+        seen = self._seen.get(job_id)
+        return seen is None or job_id not in versions or versions[job_id] != seen.get("version")
 
     def note(self, job_id: str, job: Document) -> bool:
         """Take in a job as read; True when its version moved since the last look."""

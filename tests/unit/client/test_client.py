@@ -206,3 +206,40 @@ def test_a_context_without_controllers_or_with_a_bad_address_is_told() -> None:
         Client(Context(()))
     with pytest.raises(Exception, match="no http"):
         Client(Context(("ftp://x",))).nodes()
+
+
+def test_many_jobs_are_waited_for_through_the_list(
+    controllers: Controllers, client: Client
+) -> None:
+    leader = controllers.services[0]
+    for number in range(1, 31):
+        leader.known_jobs[number] = job_view(number, phase="Succeeded" if number > 5 else "Running")
+    with pytest.raises(WaitTimeout):
+        client.wait(range(1, 31), timeout_s=0.05)
+    leader.asked.clear()
+    for number in range(1, 6):
+        leader.known_jobs[number] = job_view(number, phase="Failed", version=9)
+    jobs = client.wait(range(1, 31))
+    assert [one["id"] for one in jobs] == list(range(1, 31))
+
+
+def test_a_kill_whose_answer_was_lost_is_not_refused_as_a_second_one(
+    controllers: Controllers, client: Client
+) -> None:
+    leader = controllers.services[0]
+    leader.known_jobs[1] = job_view(1, phase="Killed", cause="user_cancel")
+    leader.known_jobs[2] = job_view(2, phase="Succeeded", cause="exit_zero")
+    for job_id in (1, 2):
+        lost = ServiceError(
+            "lost", "?", kind="unavailable", retry_after_s=0.01, outcome_unknown=True
+        )
+        refusal = ServiceError("already_final", "is final", kind="conflict")
+        leader.failures["kill"] = [lost, refusal]
+        if job_id == 1:
+            assert client.kill(job_id)["is_done"] is True
+        else:
+            with pytest.raises(ApiError, match="is final"):
+                client.kill(job_id)
+    leader.failures["kill"] = [ServiceError("already_final", "is final", kind="conflict")]
+    with pytest.raises(ApiError, match="is final"):
+        client.kill(1)

@@ -19,11 +19,11 @@ def waiting(*ids: str, **options: Any) -> Waiting:
 
 def test_it_is_over_when_all_are_final_and_they_come_in_the_order_asked_for() -> None:
     wait = waiting("2", "1", "2")
-    assert wait.due() == ["2", "1"]
+    assert wait.due({}) == ["2", "1"]
     wait.note("2", job("Running"))
     wait.note("1", job("Failed"))
     assert not wait.is_over
-    assert wait.due() == ["2"]
+    assert wait.due({}) == ["2"]
     wait.note("2", job("Succeeded", 2))
     assert wait.is_over
     assert [one["phase"] for one in wait.jobs()] == ["Succeeded", "Failed", "Succeeded"]
@@ -61,8 +61,8 @@ def test_the_time_limit_cuts_the_last_pause_and_then_ends_it() -> None:
 def test_many_jobs_are_looked_at_in_turns() -> None:
     ids = [str(number) for number in range(LOOKS_MAX + 10)]
     wait = waiting(*ids)
-    assert len(wait.due()) == LOOKS_MAX
-    assert wait.due()[:10] == ids[LOOKS_MAX:]
+    assert len(wait.due({})) == LOOKS_MAX
+    assert wait.due({})[:10] == ids[LOOKS_MAX:]
 
 
 def test_the_last_lines_of_a_text() -> None:
@@ -72,3 +72,16 @@ def test_the_last_lines_of_a_text() -> None:
     assert last_lines(b"a\n\n\n", 2) == b"\n\n"
     assert last_lines(b"", 2) == b""
     assert last_lines(b"a\n", 0) == b""
+
+
+def test_of_many_jobs_only_those_that_moved_are_looked_at() -> None:
+    ids = [str(number) for number in range(1, 12)]
+    wait = waiting(*ids)
+    assert wait.is_many
+    assert wait.due(dict.fromkeys(ids, 1)) == ids
+    for job_id in ids:
+        wait.note(job_id, job("Running"))
+    assert wait.due(dict.fromkeys(ids, 1)) == []
+    assert wait.due(dict.fromkeys(ids, 1) | {"5": 2}) == ["5"]
+    assert wait.due({"1": 1})[0] == "2"  # what the list did not show is looked at itself
+    assert not waiting("1", "x").is_many

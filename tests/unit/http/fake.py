@@ -78,8 +78,8 @@ class FakeService:
     events: list[dict[str, Any]] = field(default_factory=list)
     kept_after: int = 0
     log: list[tuple[int, bytes] | Exception] = field(default_factory=list)
-    #: Raised by the next call of that name.
-    failures: dict[str, Exception] = field(default_factory=dict)
+    #: Raised by the next calls of that name.
+    failures: dict[str, Any] = field(default_factory=dict)
     asked: list[tuple[str, Any]] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     keys: dict[str, tuple[str, Submitted]] = field(default_factory=dict)
@@ -88,8 +88,11 @@ class FakeService:
 
     def _note(self, name: str, what: Any = None) -> None:
         self.asked.append((name, what))
-        if name in self.failures:
-            raise self.failures.pop(name)
+        failures = self.failures.get(name, [])
+        if isinstance(failures, Exception):
+            failures = [self.failures.pop(name)]
+        if failures:
+            raise failures.pop(0)
 
     async def submit(
         self, specs: Sequence[JobSpec], *, user: str, key: str, body_digest: str

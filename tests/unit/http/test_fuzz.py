@@ -66,7 +66,7 @@ def is_ours(answer: Answer) -> None:
 
 
 @given(DOCUMENTS)
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_any_document_is_taken_or_refused_with_its_mistakes(document: Any) -> None:
     answer, service = ask("POST", "/v1/jobs", body=json.dumps(document).encode())
     is_ours(answer)
@@ -74,14 +74,14 @@ def test_any_document_is_taken_or_refused_with_its_mistakes(document: Any) -> No
 
 
 @given(st.binary(max_size=64) | PRINTABLE.map(str.encode), PATHS)
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_any_bytes_as_a_body_are_answered(body: bytes, path: str) -> None:
     for method in ("POST", "PATCH"):
         is_ours(ask(method, path, body=body)[0])
 
 
 @given(PATHS, PRINTABLE, st.sampled_from(["GET", "POST", "PUT", "HEAD", "DELETE", "BREW"]))
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_any_query_and_method_is_answered(path: str, query: str, method: str) -> None:
     answer, _ = ask(method, f"{path}?{query.replace('#', '')}")
     if method != "HEAD":
@@ -89,7 +89,7 @@ def test_any_query_and_method_is_answered(path: str, query: str, method: str) ->
 
 
 @given(PRINTABLE.filter(lambda text: "?" not in text and "#" not in text))
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_any_path_is_answered(path: str) -> None:
     is_ours(ask("GET", f"/v1/{path}")[0])
     is_ours(ask("GET", f"/v1/jobs/{path}/why")[0])
@@ -102,7 +102,7 @@ def test_any_path_is_answered(path: str) -> None:
         st.text(st.characters(max_codepoint=255, exclude_categories=("Cc",)), max_size=12),
     )
 )  # fmt: skip
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_any_headers_are_answered(headers: dict[str, str]) -> None:
     body = b'{"tasks": {"main": {"command": ["true"]}}}'
     for path in ("/v1/jobs", "/v1/jobs/1:kill"):
