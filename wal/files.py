@@ -14,7 +14,7 @@ import secrets
 from pathlib import Path
 from typing import Final, Protocol
 
-_ZEROS: Final = bytes(1 << 20)
+_ZEROS: Final = bytes(1 << 22)
 
 #: The errors that mean "no room" rather than "the disk is broken".
 NO_SPACE_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -111,6 +111,8 @@ class _RealFile:
         # Real zeros, not fallocate: a later fdatasync then has no metadata to write (2.5x faster).
         for offset in range(0, size, len(_ZEROS)):
             self.pwrite(_ZEROS[: min(len(_ZEROS), size - offset)], offset)
+            # In small bursts: a batch whose sync meets 64 MiB at once waits 50 ms, so 15 ms.
+            self.sync()
 
     def sync(self) -> None:
         os.fdatasync(self._fd)

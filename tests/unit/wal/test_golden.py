@@ -14,7 +14,7 @@ from wal.check import check
 
 FORMAT = 1
 GOLDEN = Path(__file__).parents[2] / "golden" / "wal" / str(FORMAT)
-LOG, LEDGER, SNAPSHOTS, CELL = (ROOT / n for n in ("log", "ledger", "snapshots", "cell"))
+LOG, LEDGER, SNAPSHOTS, CELL = (ROOT / n for n in ("log", "ledger", "snapshots", "value.cell"))
 STATE = State(
     base_index=2,
     base_term=3,
