@@ -290,8 +290,12 @@ class Pump:
             self.fail(error)
             return
         self.syncs += 1
-        self._core.journal.storage.finish_batch(batch)
-        self._guard.release_acks()
+        try:
+            self._core.journal.storage.finish_batch(batch)
+            self._guard.release_acks()
+        except Exception as raised:  # noqa: BLE001 - fail-stop, whatever it was
+            self.fail(raised)
+            return
         self._turn()
 
     def _apply_slice(self) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -32,6 +32,7 @@ from replication.config import ReplicationConfig
 from replication.core import RaftCore
 from replication.errors import ReplicationError, StorageMismatch
 from replication.interface import SnapshotView, StateMachine
+from replication.journal import WalJournal
 from replication.messages import SnapshotOffer
 from replication.pump import Pump
 from replication.session import Session
@@ -181,11 +182,7 @@ class SnapshotEngine:
         """A durable snapshot is there: offer it, and trim the log behind it."""
         self.newest_index = index
         self._core.snapshot_point = (index, term)
-        journal = self._core.journal
-        last_dropped = index - self._config.keep_tail_entries
-        if last_dropped > journal.base_index and not self._pump.is_stopped:
-            journal.storage.truncate_prefix(last_dropped)
-            self._pump.wake()
+        trim_log(self._core.journal, self._pump, index - self._config.keep_tail_entries)
 
     # Fetching
 
@@ -241,16 +238,12 @@ class SnapshotEngine:
         pump, journal = self._pump, self._core.journal
         if pump.is_stopped or info.index <= pump.applied_index:
             return
-        if journal.holds(info.index, info.term):
-            # The entries arrived after all: they need only be applied.
-            pump.note_committed(info.index)
-        else:
-            journal.storage.reset(info.index, info.term)
-            journal.storage.sync()
-            self._machine.restore(
-                self._store.open_reader(info.index), index=info.index, term=info.term
-            )
-            pump.note_installed(info.index, info.term)
+
+        def restore() -> None:
+            chunks = self._store.open_reader(info.index)
+            self._machine.restore(chunks, index=info.index, term=info.term)
+
+        meet_snapshot(journal, pump, index=info.index, term=info.term, restore=restore)
         self._bytes_at_newest = pump.applied_bytes
         self._use(info.index, info.term)
         self._store.prune()
@@ -280,6 +273,32 @@ class SnapshotEngine:
             if info.index == index:
                 return info
         raise ReplicationError(f"snapshot {index} is gone; a newer one is offered soon")
+
+
+def meet_snapshot(
+    journal: WalJournal, pump: Pump, *, index: int, term: int, restore: Callable[[], None]
+) -> None:
+    """Bring log, state machine and pump to a durable snapshot ahead of what was applied here."""
+    if journal.holds(index, term):
+        # The entries arrived after all: they need only be applied.
+        pump.note_committed(index)
+        return
+    journal.storage.reset(index, term)
+    journal.storage.sync()
+    restore()
+    pump.note_installed(index, term)
+
+
+def trim_log(journal: WalJournal, pump: Pump, last_dropped: int) -> None:
+    """Drop entries up to `last_dropped`, which a durable snapshot covers.
+
+    Never what is still to be applied: a fetched snapshot may cover entries that are in the log
+    and only now known to be committed.
+    """
+    last_dropped = min(last_dropped, pump.applied_index)
+    if last_dropped > journal.base_index and not pump.is_stopped:
+        journal.storage.truncate_prefix(last_dropped)
+        pump.wake()
 
 
 def read_piece(path: Path, offset: int, size_bytes: int) -> bytes:
