@@ -192,28 +192,28 @@ def _own_groups() -> dict[str, str]:
 def _open_v2(name: str) -> dict[str, Path] | None:
     """A base group with memory and pids, or None.
 
-    The kernel allows controllers only below a group without processes of its own. So the keeper
-    moves itself into a leaf beside the attempts; where others live in its group (no delegation),
-    that fails, and version 2 is not used.
+    The kernel allows controllers only below a group without processes of its own. So the keeper and
+    the agent that started it move into a leaf beside the attempts; where others live in their group
+    (no delegation), version 2 is not used.
     """
     if not _finds_v2():
         return None
-    root = ROOT / _own_groups()[""].lstrip("/")
+    root, leaf_name = _own_root(), f"{name}-keeper"
+    if root.name == leaf_name:
+        root = root.parent  # an earlier keeper moved the agent, so we were born in the leaf
+    leaf, base = root / leaf_name, root / name
+    ours = {os.getpid(), os.getppid()}
     try:
-        controllers = (root / "cgroup.controllers").read_text().split()
-        leaf, base = root / f"{name}-keeper", root / name
-        leaf.mkdir(exist_ok=True)
-        (leaf / "cgroup.procs").write_text(str(os.getpid()))
-        wanted = [c for c in ("memory", "pids", "cpu") if c in controllers]
-        enable = " ".join(f"+{controller}" for controller in wanted)
-        try:
-            (root / "cgroup.subtree_control").write_text(enable)
-            base.mkdir(exist_ok=True)
-            (base / "cgroup.subtree_control").write_text(enable)
-        except OSError:
-            (root / "cgroup.procs").write_text(str(os.getpid()))
-            leaf.rmdir()
+        if not ours.issuperset(read_cgroup_pids(root)):
             return None
+        leaf.mkdir(exist_ok=True)
+        for pid in read_cgroup_pids(root):
+            (leaf / "cgroup.procs").write_text(str(pid))
+        available = (root / "cgroup.controllers").read_text().split()
+        enable = " ".join(f"+{c}" for c in ("memory", "pids", "cpu") if c in available)
+        (root / "cgroup.subtree_control").write_text(enable)
+        base.mkdir(exist_ok=True)
+        (base / "cgroup.subtree_control").write_text(enable)
     except OSError:
         return None
     return {"all": base}
@@ -221,12 +221,16 @@ def _open_v2(name: str) -> dict[str, Path] | None:
 
 def _finds_v2() -> bool:
     """Whether the unified hierarchy is mounted with the controllers that limits need."""
-    root = ROOT / _own_groups().get("", "none").lstrip("/")
     try:
-        controllers = (root / "cgroup.controllers").read_text().split()
+        controllers = (_own_root() / "cgroup.controllers").read_text().split()
     except OSError:
         return False
     return {"memory", "pids"} <= set(controllers)
+
+
+def _own_root() -> Path:
+    """Our group in the unified hierarchy."""
+    return ROOT / _own_groups().get("", "none").lstrip("/")
 
 
 def _open_v1(name: str) -> dict[str, Path] | None:

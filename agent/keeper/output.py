@@ -30,6 +30,8 @@ __all__ = ["STREAMS", "Capture", "Extent", "extents", "read_stream", "stream_siz
 #: Bytes read at once, and most bytes of one stream in one turn: others get their share.
 READ_BYTES: Final = 64 * 1024
 TURN_BYTES_MAX: Final = 512 * 1024
+#: Descriptors beside those of attempts: the journal's, the socket's, those for a look at /proc.
+DESCRIPTORS_SPARE: Final = 32
 #: What may lie in a pipe when its attempt is over; a stranger that goes on writing is cut off here.
 DRAIN_BYTES_MAX: Final = 2 * 1024 * 1024
 
@@ -55,7 +57,7 @@ class Capture:
         self.fd, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # Descriptors are given out lowest first: this one says how many are in use. The rest is for
         # the output's files and for looking at processes, without which no end could be proven.
-        if writer >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+        if writer >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 - DESCRIPTORS_SPARE:
             os.close(writer)
             self.close()
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -67,6 +67,8 @@ class Recovery:
             self._take_exited(token, kinds)
         elif "intent" in kinds or "started" in kinds or is_damaged:
             self._take_open(token, kinds, is_damaged=is_damaged)
+        else:
+            context.ledger.drop(token)  # the rest of a record that was being removed
 
     def _take_exited(self, token: str, kinds: dict[str, Record]) -> None:
         record = kinds["exited"]
