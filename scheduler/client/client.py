@@ -18,9 +18,19 @@ from scheduler.client import calls
 from scheduler.client.calls import Call
 from scheduler.client.connection import Body, Connections
 from scheduler.client.context import Context
-from scheduler.client.errors import ApiError, BadAnswer, Document, WaitTimeout
+from scheduler.client.errors import ApiError, BadAnswer, ClientError, Document, WaitTimeout
 from scheduler.client.failover import Answer, Controllers, Steps, Wait, steps
-from scheduler.client.follow import EventStream, LogChunk, LogStream
+from scheduler.client.follow import (
+    Give,
+    LogChunk,
+    Open,
+    Output,
+    Pause,
+    Read,
+    ReadJob,
+    Script,
+    event_script,
+)
 from scheduler.client.waiting import Waiting
 
 #: Phases that a job never leaves (`Stopped` can be left by a resume).
@@ -247,7 +257,7 @@ class Client:
         controller serves within the deadline. An event `{"kind": "gap", …}` marks events that were
         not kept any more.
         """
-        return iter(EventStream(self._open, objects=objects, after=after))
+        yield from self._play(event_script(objects=objects, after=after))
 
     def logs(
         self,
@@ -266,10 +276,9 @@ class Client:
         its successors until the job is final. Resumes by byte offset through failovers. LogLost
         when the node does not have it (any more) or cannot be reached.
         """
-        source = LogStream(
-            self._open, self.job, target, stream=stream, attempt=attempt, is_following=follow
-        )
-        return source.chunks(offset=offset, tail_bytes=tail_bytes, tail_lines=tail_lines)
+        output = Output(target, stream=stream, attempt=attempt, is_following=follow)
+        script = output.script(offset=offset, tail_bytes=tail_bytes, tail_lines=tail_lines)
+        yield from self._play(script)
 
     # ---- one call ----------------------------------------------------------------------------
 
@@ -313,6 +322,43 @@ class Client:
         except StopIteration:
             assert body is not None
             return body
+
+    def _play(self, script: Script) -> Iterator[Any]:
+        """Carry out what a script of `scheduler.client.follow` wants, and yield what it gives."""
+        body: Body | None = None
+        reply: Any = None
+        try:
+            action = next(script)
+            while True:
+                if isinstance(action, Give):
+                    yield action.item
+                    action = next(script)
+                    continue
+                if isinstance(action, Open) and body is not None:
+                    body.close()
+                    body = None
+                try:
+                    if isinstance(action, Open):
+                        reply = body = self._open(action.call)
+                    else:
+                        reply = self._act(action, body)
+                except ClientError as error:
+                    action = script.throw(error)
+                else:
+                    action = script.send(reply)
+        except StopIteration:
+            return
+        finally:
+            if body is not None:
+                body.close()
+
+    def _act(self, action: Read | ReadJob | Pause, body: Body | None) -> Any:
+        if isinstance(action, ReadJob):
+            return self.job(action.job_id)
+        if isinstance(action, Pause):
+            return time.sleep(action.seconds)
+        assert body is not None
+        return body.read()
 
     def _steps(self, call: Call) -> Steps:
         return steps(

@@ -18,6 +18,8 @@ from scheduler.client.failover import Answer, Broken
 
 #: A stream that says nothing for this long is broken: controllers send a sign of life every 5 s.
 STREAM_SILENCE_MAX_S: Final = 20.0
+#: Bytes read of a stream at once.
+READ_BYTES: Final = 64 * 1024
 #: Largest answer that is read, bytes.
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 
@@ -35,9 +37,14 @@ class Body:
         self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse
     ) -> None:
         self._connection = connection
-        self.read = response.read
-        self.readline = response.readline
         self._response = response
+
+    def read(self) -> bytes:
+        """What is there, or the next that comes; nothing once it ended or broke off."""
+        try:
+            return self._response.read1(READ_BYTES)
+        except (OSError, http.client.HTTPException):
+            return b""
 
     def close(self) -> None:
         self._response.close()
