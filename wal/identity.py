@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -60,6 +60,20 @@ def create_directory(path: Path, identity: Identity, *, fs: FileSystem = REAL_FI
 def read_identity(path: Path, *, fs: FileSystem = REAL_FILES) -> Identity:
     """Whose directory `path` is. Raises WrongIdentity if not founded, Corrupt if damaged."""
     return read_identity_file(path, fs=fs).identity
+
+
+def raise_incarnation(path: Path, incarnation: int, *, fs: FileSystem = REAL_FILES) -> Identity:
+    """Make `path` that of the same member in a later founding of the cluster; durable on return.
+
+    For `cluster restore`, with the directory not in use. The log in it stays readable under the new
+    identity, and under no older one. ValueError unless it is higher; raises as `read_identity`.
+    """
+    content = read_identity_file(path, fs=fs)
+    if incarnation <= content.identity.incarnation:
+        raise ValueError(f"{path} is of incarnation {content.identity.incarnation} already")
+    identity = replace(content.identity, incarnation=incarnation)
+    write_identity_file(path, replace(content, identity=identity), fs=fs)
+    return identity
 
 
 def check_identity(path: Path, found: Identity, wanted: Identity) -> None:

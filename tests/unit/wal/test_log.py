@@ -16,6 +16,7 @@ from wal import (
     WrongIdentity,
     create_directory,
 )
+from wal.identity import raise_incarnation
 
 
 def append(log: WriteAheadLog, *payloads: bytes, term: int = 1) -> None:
@@ -323,6 +324,22 @@ def test_segments_of_another_member_are_refused(log: WriteAheadLog, disk: Memory
     image[path] = foreign.read(path)
     with pytest.raises(WrongIdentity, match="'z'"):
         open_log(MemoryDisk(image))
+
+
+def test_a_later_incarnation_reads_the_log_and_the_old_one_no_more(
+    log: WriteAheadLog, disk: MemoryDisk
+) -> None:
+    append(log, b"a")
+    log.sync()
+    log.close()
+    later = raise_incarnation(ROOT, 5, fs=disk)
+    assert later == Identity("cluster", "a", 5)
+    with pytest.raises(ValueError, match="already"):
+        raise_incarnation(ROOT, 5, fs=disk)
+    with pytest.raises(WrongIdentity):
+        open_log(disk)
+    again = WriteAheadLog.open(ROOT, identity=later, settings=SETTINGS, fs=disk)
+    assert again.last_index == 1
 
 
 def test_missing_segments_are_a_loss_and_not_a_new_log(
