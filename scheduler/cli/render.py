@@ -94,7 +94,7 @@ def ago(value: str | None, *, now: datetime | None = None) -> str:
     when = parse_time(value)
     if when is None:
         return value or ""
-    seconds = ((now or datetime.now(UTC)) - when).total_seconds()
+    seconds = ((now or current_time()) - when).total_seconds()
     return f"in {span(-seconds)}" if seconds <= -1 else f"{span(max(0.0, seconds))} ago"
 
 
@@ -103,8 +103,13 @@ def lasted(start: str | None, end: str | None, *, now: datetime | None = None) -
     began = parse_time(start)
     if began is None:
         return ""
-    ended = parse_time(end) or now or datetime.now(UTC)
+    ended = parse_time(end) or now or current_time()
     return span(max(0.0, (ended - began).total_seconds()))
+
+
+def current_time() -> datetime:
+    """Now, in UTC."""
+    return datetime.now(UTC)
 
 
 def parse_time(value: str | None) -> datetime | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import threading
-import time
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, Final
 
 import click
@@ -122,9 +122,9 @@ def _follow(found: Session, job_id: str) -> Document:
     for follower in followers:
         follower.start()
     final = found.client.wait([job_id])[0]
-    ends_at = time.monotonic() + DRAIN_S
+    ends_at = monotonic() + DRAIN_S
     for follower in followers:
-        follower.join(max(0.0, ends_at - time.monotonic()))
+        follower.join(max(0.0, ends_at - monotonic()))
         follower.report()
     return final
 
@@ -137,17 +137,17 @@ class _Follower(threading.Thread):
         self._context = found.found.context
         self._say = found.say
         self._job_id = job_id
-        self._name = stream
+        self._stream = stream
         self._error: Exception | None = None
+        target = sys.stdout if stream == "stdout" else sys.stderr
+        self._writer = OutputWriter(target, is_raw=False, marks_attempts=sys.stderr.isatty())
 
     def run(self) -> None:
         from scheduler.client.client import Client
 
-        stream = sys.stdout if self._name == "stdout" else sys.stderr
-        writer = OutputWriter(stream, is_raw=False, marks_attempts=sys.stderr.isatty())
         try:
             with Client(self._context) as client:
-                writer.write_all(client.logs(self._job_id, stream=self._name, follow=True))
+                self._writer.write_all(client.logs(self._job_id, stream=self._stream, follow=True))
         except (ClientError, OSError) as error:
             self._error = error
 
@@ -158,13 +158,13 @@ class _Follower(threading.Thread):
         if isinstance(self._error, LogLost) and self._is_empty():
             return  # asked just between its end and the record of it
         if self._error is not None:
-            self._say(f"(its {self._name} is not complete: {self._error})")
+            self._say(f"(its {self._stream} is not complete: {self._error})")
         elif self.is_alive():
-            self._say(f"(its {self._name} is not complete: it did not come within {DRAIN_S:g} s)")
+            self._say(f"(its {self._stream} is not complete: it did not come within {DRAIN_S:g} s)")
 
     def _is_empty(self) -> bool:
         attempts = session().client.attempts(self._job_id)["attempts"]
-        kept = attempts[-1].get(self._name) if attempts else None
+        kept = attempts[-1].get(self._stream) if attempts else None
         return isinstance(kept, dict) and kept.get("bytes") == 0
 
 
@@ -174,7 +174,7 @@ def _interrupted(found: Session, job_id: str) -> int:
         f" `pertinax wait {job_id}`; Ctrl-C again kills it"
     )
     try:
-        time.sleep(SECOND_INTERRUPT_S)
+        sleep(SECOND_INTERRUPT_S)
     except KeyboardInterrupt:
         found.client.kill(job_id, why="interrupted by Ctrl-C")
         found.say(f"job {job_id} is being killed")
