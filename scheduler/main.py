@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -44,6 +45,7 @@ from scheduler.controller.service import Service
 from scheduler.controller.sessions import AgentPort
 from scheduler.controller.state_machine import ClusterMachine
 from scheduler.controller.watch import EventHub
+from scheduler.core.views import event_view
 from wal.errors import WalError
 
 STATUS_NAME: Final = "status.json"
@@ -72,7 +74,7 @@ class Controller:
 
 def build(config: ControllerConfig, founding: Founding) -> Controller:
     """All parts, wired and not started. Raises ReplicationError for settings out of order."""
-    metrics, hub = Metrics(), EventHub()
+    metrics, hub = Metrics(), EventHub(render=event_view)
     machine = ClusterMachine(hub, metrics)
     log: ReplicatedLog = RaftLog(replication_config(config, founding), machine)
     port = AgentPort(config, log, metrics)
@@ -166,6 +168,9 @@ async def _serving(controller: Controller) -> AsyncIterator[None]:
     if files is not None:
         context = server_context(ca=files.ca, cert=files.cert, key=files.key)
     await controller.log.start()
+    # What the start left behind lives as long as the process: no collection needs to walk it.
+    gc.collect()
+    gc.freeze()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(controller.log.close)
         await controller.port.listen(context)

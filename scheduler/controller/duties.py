@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from replication.errors import Overloaded
+from replication.errors import NotLeader, Overloaded
 from replication.interface import Applied
 from scheduler.controller import logs
 from scheduler.controller.contacts import (
@@ -25,7 +26,7 @@ from scheduler.controller.context import Lead
 from scheduler.controller.effect_runner import EffectRunner
 from scheduler.controller.heartbeats import Heartbeats
 from scheduler.controller.reports import ReportIntake
-from scheduler.controller.state_machine import ClusterMachine
+from scheduler.controller.state_machine import ONLINE, ClusterMachine
 from scheduler.controller.wire import Close
 from scheduler.core.apply import Applied as StateChange
 from scheduler.core.commands import DeadlinesPassed, Entry, NodeOffline, Placed
@@ -63,12 +64,13 @@ class Duties:
         self.orders = EffectRunner(lead)
         self.heartbeats = Heartbeats(lead)
         self.reports = ReportIntake(lead, on_committed=lambda _contact: None)
-        #: Nodes whose join entry is in flight.
-        self.joining: set[str] = set()
+        #: Join entries in flight, by node.
+        self._joining: Counter[str] = Counter()
         self._settling: dict[str, asyncio.TimerHandle] = {}
         self._place_wake = asyncio.Event()
         self._due_wake = asyncio.Event()
         self._armed_ms: int | None = None
+        self._is_due_look_scheduled = False
         #: When the loop last turned, as far as `_sweep` saw.
         self._turned_at_ms = lead.clock.boottime_ms()
 
@@ -86,7 +88,6 @@ class Duties:
         """Do it all until cancelled. Raises ProposalError when leadership is lost, Suspended."""
         lead = self.lead
         lead.machine.on_applied(self._on_applied)
-        lead.is_open = True
         self._place_wake.set()
         try:
             async with asyncio.TaskGroup() as group:
@@ -108,6 +109,13 @@ class Duties:
             self.orders.touch(node)
         if applied.is_placement_due:
             self._place_wake.set()
+        if not self._is_due_look_scheduled:
+            # Once per loop turn, however many entries it applied.
+            self._is_due_look_scheduled = True
+            asyncio.get_running_loop().call_soon(self._look_at_due)
+
+    def _look_at_due(self) -> None:
+        self._is_due_look_scheduled = False
         due_ms = self.machine.next_due_ms()
         if due_ms is not None and (self._armed_ms is None or due_ms < self._armed_ms):
             self._due_wake.set()
@@ -190,7 +198,7 @@ class Duties:
         machine, contacts = self.machine, self.lead.contacts
         timeout_ms = machine.setting_ms("heartbeat_timeout")
         for contact in contacts.silent(now_ms, timeout_ms=timeout_ms)[:SWEEP_NODES_MAX]:
-            if contact.name not in self.joining:
+            if not self._joining[contact.name]:
                 self.declare_offline(contact, HEARTBEAT_LOST)
         grace_ms = max(machine.setting_ms("rejoin_grace"), timeout_ms)
         if now_ms - contacts.started_at_ms <= grace_ms:
@@ -198,7 +206,7 @@ class Duties:
         unheard = contacts.never_heard(machine.online_nodes(), now_ms, grace_ms=grace_ms)
         for name in unheard[:SWEEP_NODES_MAX]:
             node = machine.node(name)
-            if name not in self.joining and node is not None:
+            if not self._joining[name] and node is not None:
                 # As if it had a contact that ended: proposed once, and again if that fails.
                 ghost = Contact(
                     name=name,
@@ -232,6 +240,16 @@ class Duties:
             if timer is not None:
                 timer.cancel()
 
+    def begin_join(self, name: str) -> None:
+        """A join entry of this node is in flight: nothing is concluded from its silence."""
+        self._joining[name] += 1
+
+    def end_join(self, name: str) -> None:
+        """That entry is resolved."""
+        self._joining[name] -= 1
+        if not self._joining[name]:
+            del self._joining[name]
+
     def join(self, contact: Contact) -> Contact:
         """Take a new session in; the connection of the one it replaces is closed."""
         old = self.lead.contacts.join(contact)
@@ -247,7 +265,9 @@ class Duties:
 
     def on_link_lost(self, contact: Contact, how: Close) -> None:
         """The contact's connection ended. What it means is decided after `disconnect_settle`."""
-        if contact.is_ending or how is not Close.BY_PEER:
+        node = self.machine.node(contact.name)
+        is_online = node is not None and node.phase == ONLINE
+        if contact.is_ending or how is not Close.BY_PEER or not is_online:
             return  # Silence: the sweep decides.
         interval_ms = self.machine.setting_ms("heartbeat_interval")
         if not is_death(contact, closed_at_ms=self.now_ms(), interval_ms=interval_ms):
@@ -260,7 +280,7 @@ class Duties:
     def _settled(self, contact: Contact) -> None:
         self._settling.pop(contact.name, None)
         current = self.lead.contacts.get(contact.name) is contact
-        if not (current and contact.link is None) or contact.name in self.joining:
+        if not (current and contact.link is None) or self._joining[contact.name]:
             return
         if self._is_awake():
             self.declare_offline(contact, DISCONNECTED)
@@ -305,6 +325,11 @@ class Duties:
 
     def propose_nowait(self, entry: Entry, done: DoneCallback, *, actor: str = "") -> None:
         """Propose with this leadership's stamps; `done` is called on the loop."""
+        if not self.lead.is_open:
+            # What is left of an old leadership appends nothing, also when this controller leads
+            # again by now: its stamps and sessions are of another time.
+            asyncio.get_running_loop().call_soon(done, NotLeader(None))
+            return
         self.lead.log.propose_nowait(self.lead.encode(entry, actor=actor), done)
 
     async def _propose_ending(self, entry: Entry) -> object:

@@ -93,6 +93,8 @@ class Leader:
         ):
             # At once, in this very call: a deposed leader gives no further order.
             self._end(duties)
+        if leadership.role is not Role.LEADER:
+            self._port.end_leadership()
         self._metrics.is_leader.set(leadership.role is Role.LEADER)
         self._changed.set()
         self._tell()
@@ -160,6 +162,7 @@ class Leader:
 
     async def _do(self, duties: Duties) -> None:
         self.duties = duties
+        duties.lead.is_open = True
         self._port.begin_leadership(duties)
         self._tell()
         try:

@@ -19,6 +19,9 @@ class Metrics:
         counter, gauge = self._counter, self._gauge
         self.entries = counter("entries_applied", "Log entries applied", "kind")
         self.rejections = counter("entries_rejected", "Entries that apply refused", "code")
+        self.transitions = counter(
+            "transitions", "Transitions applied here", "object", "to", "cause"
+        )
         self.propose_s = self._histogram("propose_seconds", "From a proposal to its apply")
         self.plan_s = self._histogram("plan_seconds", "One placement pass")
         self.placements = counter("placements", "Placements by outcome", "outcome")

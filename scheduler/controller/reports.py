@@ -65,7 +65,7 @@ class ReportIntake:
     def flush(self, contact: Contact) -> None:
         """Propose what waits of `contact` now."""
         intake = self._by_contact.get(contact)
-        if intake is None or not intake.waiting:
+        if intake is None or not intake.waiting or not self._lead.is_open:
             return
         reports, intake.waiting = intake.waiting, []
         reports = self._refuse_floods(contact, intake, reports)

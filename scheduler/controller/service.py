@@ -287,7 +287,7 @@ class Service:
         Raises ServiceError: not_found, node_unreachable, log_missing, log_interrupted; and
         NotLeaderHere on a follower.
         """
-        duties = self._leader.duties
+        duties = await self._leader.wait_open(timeout_s=TAKEOVER_TIMEOUT_S)
         if duties is None:
             raise self._not_leader()
         node = self._node_of(attempt_token)
@@ -329,8 +329,8 @@ class Service:
 
     @property
     def is_leader(self) -> bool:
-        """Leading, with its takeover applied."""
-        return self._leader.duties is not None
+        """Elected: writes are taken here, and wait for the takeover where it is not applied yet."""
+        return self._log.is_leader
 
     def leader_http(self) -> str | None:
         """Base URL of the leader's API; None while there is none."""

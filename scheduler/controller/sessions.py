@@ -91,6 +91,9 @@ class AgentPort:
         self._server: asyncio.Server | None = None
         self._links: set[AgentLink] = set()
         self._duties: Duties | None = None
+        #: Hellos that came between the election and the applied takeover: a matter of milliseconds,
+        #: and an agent that is sent away dials everybody else before it comes back.
+        self._waiting: dict[AgentLink, Hello] = {}
         self._admission = Admission()
         self.streams = BulkStreams()
 
@@ -130,9 +133,11 @@ class AgentPort:
         self._duties = duties
         self._admission = Admission()
         self.streams = BulkStreams()
+        self._answer_waiting()
 
     def end_leadership(self) -> None:
         """This controller leads no longer: every agent is sent to the leader, if there is one."""
+        self._answer_waiting()
         if self._duties is None:
             return
         self._duties = None
@@ -141,6 +146,13 @@ class AgentPort:
         for link in list(self._links):
             if link.session is not None:
                 link.close(answer)
+
+    def _answer_waiting(self) -> None:
+        """Whoever said hello to a leader that was still taking over gets an answer now."""
+        waiting, self._waiting = self._waiting, {}
+        for link, hello in waiting.items():
+            if link.is_open:
+                self._on_hello(link, hello)
 
     # LinkOwner.
 
@@ -185,6 +197,7 @@ class AgentPort:
 
     def on_closed(self, link: AgentLink, how: Close) -> None:
         self._links.discard(link)
+        self._waiting.pop(link, None)
         self._metrics.connections.set(len(self._links))
         session = link.session
         if not isinstance(session, Session) or session.contact is None:
@@ -222,6 +235,9 @@ class AgentPort:
 
     def _on_hello(self, link: AgentLink, hello: Hello) -> None:
         duties = self._duties
+        if duties is None and self._log.is_leader and link not in self._waiting:
+            self._waiting[link] = hello
+            return
         if duties is None or not self._log.is_leader:
             self._metrics.hellos.labels("not_leader").inc()
             link.close(self._where_to_go())
@@ -307,10 +323,10 @@ class AgentPort:
 
         def done(outcome: Applied | Exception) -> None:
             admission.in_flight -= 1
-            duties.joining.discard(hello.name)
+            duties.end_join(hello.name)
             self._on_joined(link, session, outcome)
 
-        duties.joining.add(hello.name)
+        duties.begin_join(hello.name)
         duties.propose_nowait(entry, done, actor=f"agent:{hello.name}")
 
     def _on_joined(self, link: AgentLink, session: Session, outcome: Applied | Exception) -> None:

@@ -19,7 +19,6 @@ from scheduler.core.records import Node
 from scheduler.core.results import Rejected
 from scheduler.core.snapshot import restore_state, snapshot_chunks
 from scheduler.core.state import ClusterState, StateView
-from scheduler.core.views import event_view
 
 #: Called after each applied entry with what it did.
 AppliedCallback = Callable[[Applied], None]
@@ -47,7 +46,8 @@ class ClusterMachine:
         self._applied_index = index
         self._count(type(entry).__name__, applied.outcome)
         if applied.events:
-            self._hub.publish(index, [event_view(event) for event in applied.events])
+            self._hub.publish(index, applied.events)
+            self._count_transitions(applied)
         for callback in self._callbacks:
             callback(applied)
         return applied.outcome
@@ -157,6 +157,15 @@ class ClusterMachine:
             if attempt.ended is not None and attempt.placed is not None:
                 tokens.append(attempt.placed.token)
         return tuple(tokens)
+
+    def _count_transitions(self, applied: Applied) -> None:
+        for event in applied.events:
+            if event.to_phase:
+                name = event.object
+                what = "attempt" if "#" in name else name.partition(":")[0]
+                if what.isdigit():
+                    what = "job"
+                self._metrics.transitions.labels(what, event.to_phase, event.cause).inc()
 
     def _count(self, kind: str, outcome: object) -> None:
         self._metrics.entries.labels(kind).inc()

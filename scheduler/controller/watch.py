@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 from scheduler.controller.errors import Lagged
@@ -22,8 +22,12 @@ View = dict[str, Any]
 class EventHub:
     """Event loop only."""
 
-    def __init__(self, *, events_max: int = EVENTS_MAX) -> None:
-        self._ring: deque[tuple[int, View]] = deque()
+    def __init__(
+        self, *, render: Callable[[Any], View] = dict, events_max: int = EVENTS_MAX
+    ) -> None:
+        #: Makes what watchers get of an event; asked only where somebody watches.
+        self._render = render
+        self._ring: deque[tuple[int, Any]] = deque()
         self._events_max = events_max
         #: Number of events that ever left the ring: position p of the stream is ring[p - dropped].
         self._dropped = 0
@@ -32,7 +36,7 @@ class EventHub:
         self._news = asyncio.Event()
         self._is_closed = False
 
-    def publish(self, index: int, events: Sequence[View]) -> None:
+    def publish(self, index: int, events: Sequence[Any]) -> None:
         """Add what one entry brought; wakes the watchers."""
         for event in events:
             self._ring.append((index, event))
@@ -69,7 +73,7 @@ class EventHub:
             if position - self._dropped < len(self._ring):
                 _, event = self._ring[position - self._dropped]
                 position += 1
-                yield event
+                yield self._render(event)
                 continue
             await self._news.wait()
 

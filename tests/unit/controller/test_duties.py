@@ -100,7 +100,7 @@ def test_a_new_leader_orders_what_the_old_one_did_not_send() -> None:
         assert agent.all(Start) == []
         world.log.set_leader("c2")
         world.log.set_leader("c1")
-        await world.until(lambda: world.service.is_leader)
+        await world.led()
         agent.dial()
         await agent.join()
         assert (await agent.next(Start)).work.attempt == f"{job}/main/0#1"
@@ -254,7 +254,7 @@ def test_a_report_in_flight_at_a_leader_change_is_not_answered_and_sent_again() 
         world.log.set_leader("c2")
         world.log.release()
         world.log.set_leader("c1")
-        await world.until(lambda: world.service.is_leader)
+        await world.led()
         assert len(agent.all(ReportsCommitted)) == 1
         agent.dial()
         await agent.join(Report(kind="finished", token=order.token, finish=report.finish))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TypeVar
 
 import pytest
 
-from scheduler.core.commands import NodeOffline, decode_entry
+from scheduler.core.commands import Entry, LeaderTookOver, NodeOffline, decode_entry
 from scheduler.protocol.messages import (
     HeartbeatAck,
     NotLeader,
@@ -16,10 +17,16 @@ from scheduler.protocol.messages import (
 )
 from tests.unit.controller.world import PlayedAgent, World, play
 
+Kind = TypeVar("Kind", bound=Entry)
+
+
+def entries_of(world: World, kind: type[Kind]) -> list[Kind]:
+    entries = [decode_entry(command) for _, _, command in world.log.entries]
+    return [entry for entry in entries if isinstance(entry, kind)]
+
 
 def offline_entries(world: World) -> list[NodeOffline]:
-    entries = [decode_entry(command) for _, _, command in world.log.entries]
-    return [entry for entry in entries if isinstance(entry, NodeOffline)]
+    return entries_of(world, NodeOffline)
 
 
 def test_a_close_by_a_living_agent_is_final_after_the_settle_time() -> None:
@@ -302,7 +309,7 @@ def test_a_takeover_makes_running_work_unknown_until_its_agent_rejoins() -> None
         assert (await agent.next(NotLeader)).address == "127.0.0.2:7002"
         assert agent.transport.is_closing()
         world.log.set_leader("c1")
-        await world.until(lambda: world.service.is_leader)
+        await world.led()
         assert world.attempt(job)["unknown"]["cause"] == "leader_changed"
         assert world.phase(job) == "Running"
         agent.dial()
@@ -313,19 +320,32 @@ def test_a_takeover_makes_running_work_unknown_until_its_agent_rejoins() -> None
     play(scenario)
 
 
-def test_nobody_is_taken_in_before_the_takeover_is_applied() -> None:
+def test_a_hello_during_the_takeover_is_answered_once_that_is_applied() -> None:
     async def scenario(world: World) -> None:
         world.log.hold()
         world.log.set_leader("c1")
-        await world.wait(1)
+        await world.wait(0.1)
         agent = PlayedAgent(world)
         agent.send(agent.hello())
-        answer = await agent.next(NotLeader)
-        assert answer.address == ""
+        await world.wait(1)
+        assert agent.received == []
         world.log.release()
-        await world.until(lambda: world.service.is_leader)
-        agent.dial()
-        await agent.join()
+        welcome = await agent.next(Welcome)
+        takeover = next(entry for entry in entries_of(world, LeaderTookOver))
+        assert welcome.term == takeover.term == world.log.leadership.term
+
+    play(scenario, leads=False)
+
+
+def test_a_takeover_that_fails_sends_the_waiting_agents_on() -> None:
+    async def scenario(world: World) -> None:
+        world.log.hold()
+        world.log.set_leader("c1")
+        await world.wait(0.1)
+        agent = PlayedAgent(world)
+        agent.send(agent.hello())
+        world.log.set_leader("c3")
+        assert (await agent.next(NotLeader)).leader == "c3"
 
     play(scenario, leads=False)
 
@@ -337,7 +357,7 @@ def test_nodes_that_never_come_to_a_new_leader_are_silent_after_the_rejoin_grace
         since = world.log.set_leader("c2")
         assert since is None
         world.log.set_leader("c1")
-        await world.until(lambda: world.service.is_leader)
+        await world.led()
         await world.wait(59)
         assert world.node("a1")["phase"] == "Online"
         before = world.attempt(job)["unknown"]
@@ -354,7 +374,7 @@ def test_a_suspended_leader_takes_over_again_before_it_concludes_anything() -> N
         await agent.beat_for(5)
         world.loop.jump(100)
         await agent.next(NotLeader, within_s=5)
-        await world.until(lambda: world.service.is_leader)
+        await world.led()
         assert offline_entries(world) == []
         assert world.attempt(job)["unknown"]["cause"] == "leader_changed"
         agent.dial()

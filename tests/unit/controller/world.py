@@ -22,6 +22,7 @@ from scheduler.controller.sessions import AgentPort
 from scheduler.controller.state_machine import ClusterMachine
 from scheduler.controller.watch import EventHub
 from scheduler.controller.wire import AgentLink
+from scheduler.core.views import event_view
 from scheduler.protocol.framing import FrameReader, encode_frame
 from scheduler.protocol.messages import (
     Capacity,
@@ -128,7 +129,7 @@ class World:
     """The controller c1, leading a cluster of three whose others are silent."""
 
     def __init__(self, *, settings: dict[str, int | str] | None = None, leads: bool = True) -> None:
-        self.metrics, self.hub, self.clock = Metrics(), EventHub(), LoopClock()
+        self.metrics, self.hub, self.clock = Metrics(), EventHub(render=event_view), LoopClock()
         self.config: ControllerConfig = parse_config(CONFIG, Path("/nowhere/c1.toml"))
         self.machine = ClusterMachine(self.hub, self.metrics)
         self.log = MemoryLog(
@@ -160,7 +161,7 @@ class World:
         try:
             if self._leads:
                 await self.log.start()
-                await self.until(lambda: self.service.is_leader)
+                await self.led()
             await scenario(self)
             if leading.done():
                 leading.result()
@@ -183,6 +184,10 @@ class World:
             await asyncio.sleep(step_s)
             step_s = min(0.1, step_s * 1.2)
         return found
+
+    async def led(self) -> None:
+        """The controller's takeover is applied and its duties are done."""
+        await self.until(lambda: self.leader.duties is not None)
 
     async def wait(self, seconds: float) -> None:
         """Virtual time passes."""
