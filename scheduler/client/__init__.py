@@ -1,6 +1,6 @@
-"""The client of the HTTP API. No server code is imported by it.
+"""The clients of the HTTP API: `Client` blocks, `AsyncClient` awaits. No server code is imported.
 
-Importing this does not load `Client` yet: the command line must start fast.
+Importing this loads neither: the command line must start fast, and `AsyncClient` needs an extra.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from scheduler.client.errors import (
 )
 
 if TYPE_CHECKING:
+    from scheduler.client.async_client import AsyncClient
     from scheduler.client.client import Client
     from scheduler.client.follow import LogChunk
 
 __all__ = [
     "ApiError",
+    "AsyncClient",
     "BadAnswer",
     "Client",
     "ClientError",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 _LATE = {
+    "AsyncClient": "scheduler.client.async_client",
     "Client": "scheduler.client.client",
     "LogChunk": "scheduler.client.follow",
 }

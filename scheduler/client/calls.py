@@ -111,6 +111,12 @@ def kill(target: str | int, *, why: str, if_version: int | None) -> Call:
     return _change("POST", f"/v1/jobs/{segment(target)}:kill", body, if_version=if_version)
 
 
+def killed(target: str | int) -> Call:
+    """What shows whether a kill was taken: the job, or the attempts of a worker or attempt."""
+    is_job = str(target).isdigit()
+    return job(target) if is_job else of_job(target, "attempts")
+
+
 def nodes() -> Call:
     return _get("/v1/nodes")
 

@@ -142,21 +142,9 @@ class Client:
         try:
             return self.send(calls.kill(target, why=why, if_version=if_version))
         except ApiError as error:
-            if error.is_repeated and error.code in ("already_final", "version"):
-                return self._killed_before(target, error)
-            raise
-
-    def _killed_before(self, target: str | int, error: ApiError) -> Document:
-        """The answer for a kill that was taken, though its answer was lost. Raises `error`."""
-        text = str(target)
-        job_id = text.partition("/")[0].partition("#")[0]
-        is_job = text == job_id
-        found = self.job(job_id) if is_job else self.attempts(text)["attempts"][-1]
-        ending = found.get("ending") or {}
-        if "user_cancel" not in (found.get("cause"), ending.get("cause")):
-            raise error
-        is_done = found["phase"] == "Killed"
-        return {"job": int(job_id), "is_done": is_done, "message": "was taken before"}
+            if not error.is_repeated:
+                raise
+            return kill_outcome(target, self.send(calls.killed(target)), error)
 
     # ---- nodes and cluster -------------------------------------------------------------------
 
@@ -188,7 +176,7 @@ class Client:
             limit_s = self.context.connect_timeout_s
             outcome = self._connections.send(url, calls.cluster_status(), limit_s)
             if isinstance(outcome, Answer) and outcome.status == 200:
-                status = self._decode(outcome)
+                status = self._taken(outcome)
                 if status.get("quorum"):
                     return status
                 fallback = fallback or status
@@ -235,17 +223,16 @@ class Client:
 
     def _versions(self, job_ids: Sequence[str]) -> dict[str, int]:
         """Versions of jobs among `job_ids`, from pages of the list: few calls for many jobs."""
-        wanted = set(job_ids)
-        oldest = min(map(int, wanted))
         found: dict[str, int] = {}
-        after = str(max(map(int, wanted)) + 1)
+        after: str | None = str(max(map(int, job_ids)) + 1)
+        oldest = min(map(int, job_ids))
         for _ in range(PAGES_MAX):
             page = self.jobs(limit=1000, after=after, fields=("version",))
-            found |= {str(job["id"]): job["version"] for job in page["jobs"]}
+            found |= versions_of(page)
             after = page["next"]
             if after is None or int(after) <= oldest:
                 break
-        return {job_id: version for job_id, version in found.items() if job_id in wanted}
+        return found
 
     def follow(
         self, *, after: int | None = None, objects: Sequence[str] = ()
@@ -294,7 +281,11 @@ class Client:
                 else:
                     step = plan.send(self._connections.send(step.url, call, step.timeout_s))
         except StopIteration as done:
-            return self._decode(done.value)
+            return self._taken(done.value)
+
+    def _taken(self, answer: Answer) -> Document:
+        self.last_index = max(self.last_index, int(answer.headers.get("pertinax-index", 0)))
+        return decode(answer)
 
     def request(
         self, method: str, path: str, *, query: Mapping[str, Any] | None = None, body: Any = None
@@ -368,15 +359,35 @@ class Client:
             is_change=call.is_change,
         )
 
-    def _decode(self, answer: Answer) -> Document:
-        try:
-            document = json.loads(answer.body)
-        except ValueError as error:
-            raise BadAnswer(f"the answer is no JSON: {error}") from error
-        if not isinstance(document, dict):
-            raise BadAnswer("the answer is no JSON object")
-        self.last_index = max(self.last_index, int(answer.headers.get("pertinax-index", 0)))
-        return document
+
+def decode(answer: Answer) -> Document:
+    """The JSON object of an answer. Raises BadAnswer."""
+    try:
+        document = json.loads(answer.body)
+    except ValueError as error:
+        raise BadAnswer(f"the answer is no JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise BadAnswer("the answer is no JSON object")
+    return document
+
+
+def versions_of(page: Document) -> dict[str, int]:
+    """Job id to version of a page of jobs."""
+    return {str(job["id"]): job["version"] for job in page["jobs"]}
+
+
+def kill_outcome(target: str | int, found: Document, error: ApiError) -> Document:
+    """The answer for a kill that was taken, though its answer was lost. Else raises `error`.
+
+    `found` is the answer to `calls.killed`, `error` how its repetition was refused.
+    """
+    subject = found["attempts"][-1] if "attempts" in found else found
+    ending = subject.get("ending") or {}
+    is_kill = "user_cancel" in (subject.get("cause"), ending.get("cause"))
+    if error.code not in ("already_final", "version") or not is_kill:
+        raise error
+    job_id = int(str(target).partition("/")[0].partition("#")[0])
+    return {"job": job_id, "is_done": subject["phase"] == "Killed", "message": "was taken before"}
 
 
 def new_key() -> str:
