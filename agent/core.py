@@ -63,6 +63,8 @@ from scheduler.protocol.messages import (
 #: Exit codes (docs/protocol.md): an orderly end; leaving with ends the cluster has not committed.
 EXIT_DONE: Final = 0
 EXIT_UNCOMMITTED: Final = 6
+#: With every end committed, a leave waits so long for a leader to say goodbye to.
+GOODBYE_MS: Final = 5_000
 
 
 class AgentState:
@@ -87,6 +89,8 @@ class AgentState:
         #: "" | wanted | stopping | stopped: how far a leave is.
         self.leaving = ""
         self.leave_why = ""
+        #: When the keeper had ended everything.
+        self.stopped_at_ms = 0
         self.is_disk_low = False
         #: Leases run until here, by the newest acknowledgement; orders start under it.
         self.lease_until_ms = 0
@@ -309,11 +313,14 @@ class AgentState:
     # ---- leaving ---------------------------------------------------------------------------------
 
     def _finish_leave(self) -> None:
-        is_told = self.leaving == "stopped" and not self.outbox
-        if is_told and self.session is not None and self.session.is_joined:
+        if self.leaving != "stopped" or self.outbox:
+            return
+        if self.session is not None and self.session.is_joined:
             self.emit(Send(Goodbye(mode="leave")))
             self.emit(CloseSession("leave"))
             self._exit(EXIT_DONE, "left")
+        elif self.now_ms - self.stopped_at_ms > GOODBYE_MS:
+            self._exit(EXIT_DONE, "left; no leader was there to be told")
 
     def _exit(self, code: int, reason: str) -> None:
         if not self._is_exiting:

@@ -135,14 +135,18 @@ def _take_list(core: AgentState, answer: dict[str, Any]) -> None:
 
 def _end_listing(core: AgentState, listing: Listing) -> None:
     """All pages are in: what the keeper does not have is not here."""
+    unforgotten = []
     for token in listing.known_before:
         attempt = core.attempts.get(token)
         if attempt is None or attempt.phase is Phase.ORDERED:
             continue
-        # What the cluster has is kept by the keeper alone, unless a new incarnation asks for it.
-        is_settled = attempt.is_acknowledged and not listing.wants_all
-        if is_settled or token not in listing.tokens:
+        if token not in listing.tokens:
             del core.attempts[token]
+        elif attempt.is_acknowledged and not listing.wants_all:
+            unforgotten.append(token)
+    if unforgotten:
+        # The keeper that was told before is gone, and its successor does not know.
+        core.ask("forget", tokens=unforgotten)
     if not core.is_listed:
         core.is_listed = True
         _ask_again(core)
@@ -278,5 +282,5 @@ def _take_stopped(core: AgentState, answer: dict[str, Any]) -> None:
             _take_finished(core, str(token), facts)
         except BadFacts as error:
             core.note("keeper_facts_bad", is_warning=True, token=token, error=str(error))
-    core.leaving = "stopped"
+    core.leaving, core.stopped_at_ms = "stopped", core.now_ms
     core.emit(ReleaseKeeper())

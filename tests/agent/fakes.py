@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -73,11 +74,14 @@ class Controller:
         self.received: list[AgentMessage] = []
         self.reports: dict[int, Report] = {}
         self.items: list[Report] = []
-        self.streams: dict[str, bytes] = {}
+        self.streams: dict[str, bytearray] = {}
         self.stream_ends: dict[str, BulkEnd] = {}
         self.hellos: list[Hello] = []
         self.writer: asyncio.StreamWriter | None = None
         self.is_joined = False
+        #: Cleared: bulk connections are not read, as by a slow reader.
+        self.reads_streams = asyncio.Event()
+        self.reads_streams.set()
         self._writers: set[asyncio.StreamWriter] = set()
 
     def of(self, kind: type[Message]) -> list[Any]:
@@ -128,7 +132,8 @@ class Controller:
                     self.received.append(message)
                     if isinstance(message, BulkHello):
                         request = message.request
-                        self.streams[request] = b""
+                        self.streams[request] = bytearray()
+                        await self.reads_streams.wait()
                     elif isinstance(message, BulkData):
                         self.streams[request] += message.data
                     elif isinstance(message, BulkEnd):
@@ -210,12 +215,14 @@ class Controller:
 
 
 @asynccontextmanager
-async def controllers(count: int) -> AsyncIterator[list[Controller]]:
+async def controllers(
+    count: int, *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[list[Controller]]:
     """That many controllers on loopback; the first answers as leader, the others point to it."""
     members = [Controller() for _ in range(count)]
     servers = []
     for member in members:
-        server = await asyncio.start_server(member.serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(member.serve, "127.0.0.1", 0, ssl=tls)
         servers.append(server)
         member.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     for member in members[1:]:

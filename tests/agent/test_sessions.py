@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import ssl
 from pathlib import Path
 
+from agent.config import TlsFiles
 from agent.core import EXIT_UNCOMMITTED
 from agent.places import Places
-from scheduler.protocol.messages import Goodbye, Heartbeat, Inventory, LeaderQuery, Reports
+from scheduler.controller import certs
+from scheduler.protocol.messages import (
+    Goodbye,
+    Heartbeat,
+    Inventory,
+    LeaderQuery,
+    OpenBulk,
+    Reports,
+)
 
 from .fakes import (
     config_for,
@@ -121,3 +131,73 @@ async def test_restart_leaves_the_keeper_and_counts_the_start(tmp_path: Path) ->
                 assert one.node_uuid == two.node_uuid
                 assert (one.start_number, two.start_number) == (1, 2)
                 assert one.nonce != two.nonce
+
+
+async def test_a_slow_reader_of_a_log_delays_no_heartbeat(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 65_536  # 16 MiB: more than sockets hold
+    directory = tmp_path / "keeper" / "attempts" / token(1)
+    directory.mkdir(parents=True)
+    (directory / "stdout").write_bytes(content)
+    async with fake_keeper(tmp_path), controllers(1) as (leader,):
+        async with running_agent(config_for(tmp_path, [leader])):
+            await wait_until(lambda: leader.is_joined, "the inventory")
+            leader.reads_streams.clear()
+            leader.send(OpenBulk(request="r", token=token(1), stream="stdout"))
+            await wait_until(lambda: "r" in leader.streams, "the stream's hello")
+            before = len(leader.of(Heartbeat))
+            await wait_until(lambda: len(leader.of(Heartbeat)) > before + 3, "more heartbeats")
+            assert "r" not in leader.stream_ends
+            leader.reads_streams.set()
+            await wait_until(lambda: "r" in leader.stream_ends, "the end of the stream")
+            assert leader.streams["r"] == content
+
+
+async def test_a_token_that_leads_elsewhere_reads_nothing(tmp_path: Path) -> None:
+    (tmp_path / "stdout").write_text("secret")
+    async with fake_keeper(tmp_path), controllers(1) as (leader,):
+        async with running_agent(config_for(tmp_path, [leader])):
+            await wait_until(lambda: leader.is_joined, "the inventory")
+            leader.send(OpenBulk(request="r", token="../..", stream="stdout"))
+            leader.send(OpenBulk(request="s", token=token(9), stream="stdout"))
+            await wait_until(lambda: {"r", "s"} <= leader.stream_ends.keys(), "both ends")
+            assert leader.stream_ends["r"].code == "error"
+            assert leader.stream_ends["s"].code == "missing"
+            assert leader.streams == {"r": b"", "s": b""}
+
+
+def tls_files(directory: Path, member: str) -> TlsFiles:
+    """Certificates as the cluster makes them; `member` is whose the listening side has."""
+    ca = certs.make_ca(directory)
+    certs.issue(directory, member)
+    mine = certs.issue(directory, "agent:a1")
+    return TlsFiles(ca=ca.cert, cert=mine.cert, key=mine.key)
+
+
+def listening_context(directory: Path, member: str) -> ssl.SSLContext:
+    stem = member.replace(":", "-")
+    return certs.server_context(
+        ca=directory / "ca.pem", cert=directory / f"{stem}.pem", key=directory / f"{stem}.key"
+    )
+
+
+async def test_mutual_tls_and_the_name_in_the_certificate(tmp_path: Path) -> None:
+    files = tls_files(tmp_path, "controller:c1")
+    context = listening_context(tmp_path, "controller:c1")
+    data = tmp_path / "data"
+    data.mkdir()
+    async with fake_keeper(data), controllers(1, tls=context) as (leader,):
+        async with running_agent(config_for(data, [leader], tls=files)):
+            await wait_until(lambda: leader.of(Heartbeat), "a heartbeat")
+            leader.send(OpenBulk(request="r", token=token(9), stream="stdout"))
+            await wait_until(lambda: "r" in leader.stream_ends, "the end of the stream")
+
+
+async def test_another_agent_in_the_controllers_place_is_told_nothing(tmp_path: Path) -> None:
+    files = tls_files(tmp_path, "agent:evil")
+    context = listening_context(tmp_path, "agent:evil")
+    data = tmp_path / "data"
+    data.mkdir()
+    async with fake_keeper(data), controllers(1, tls=context) as (impostor,):
+        async with running_agent(config_for(data, [impostor], tls=files)) as agent:
+            await wait_until(lambda: "which is no controller" in agent.log.getvalue(), "a refusal")
+            assert impostor.received == []

@@ -571,6 +571,21 @@ def test_an_end_that_the_new_keeper_found_is_reported(bench: Bench) -> None:
     assert report.finish.cause == "status_lost"
 
 
+def test_a_forget_that_a_lost_keeper_may_have_missed_is_said_again(bench: Bench) -> None:
+    bench.join()
+    bench.run(1)
+    bench.hear("finished", 1, finish=FINISH)
+    bench.write()
+    bench.commit(*reported(bench))
+    assert len(bench.asked("forget")) == 1
+    bench.handle(KeeperLost("killed"))
+    bench.attach()
+    bench.answer_only("list", attempts=[exited(1)])
+    assert bench.answer_only("forget")["tokens"] == [token(1)]
+    assert bench.core.attempts == {}
+    assert len(bench.core.outbox) == 0
+
+
 def test_another_store_ends_the_session(bench: Bench) -> None:
     bench.join(running(1))
     bench.handle(KeeperLost("killed"))
@@ -727,6 +742,26 @@ def test_leave_survives_the_loss_of_the_session(bench: Bench) -> None:
     assert [item.kind for item in inventory.items] == ["finished"]
     bench.verdicts(Verdict(token=token(1), verdict="acknowledged"))
     assert bench.sent(Goodbye) == [Goodbye(mode="leave")]
+
+
+def test_leave_with_nothing_to_tell_does_not_wait_long_for_a_leader(bench: Bench) -> None:
+    bench.attach()
+    bench.answer_only("list", attempts=[])
+    bench.handle(LeaveRequested("host stops"))
+    bench.answer_only("stop", finishes={})
+    bench.tick(after_ms=5_000)
+    assert not any(isinstance(action, Exit) for action in bench.actions)
+    bench.tick(after_ms=1)
+    assert any(isinstance(action, Exit) and action.code == EXIT_DONE for action in bench.actions)
+
+
+def test_leave_waits_as_long_as_an_end_is_not_committed(bench: Bench) -> None:
+    bench.attach()
+    bench.answer_only("list", attempts=[exited(1)])
+    bench.handle(LeaveRequested("host stops"))
+    bench.answer_only("stop", finishes={})
+    bench.tick(after_ms=60_000)
+    assert not any(isinstance(action, Exit) for action in bench.actions)
 
 
 def test_a_keeper_that_dies_while_stopping_is_stopped_again(bench: Bench) -> None:
