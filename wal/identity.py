@@ -31,7 +31,7 @@ class Identity:
         for text in (self.cluster_id, self.member):
             if not 0 < len(text.encode()) <= NAME_BYTES_MAX:
                 raise ValueError(f"{text!r}: need 1 to {NAME_BYTES_MAX} bytes")
-        if not 0 <= self.incarnation < 1 << 63:
+        if not 0 <= self.incarnation < 1 << 64:
             raise ValueError("incarnation out of range")
 
 
