@@ -78,7 +78,7 @@ class EffectRunner:
             sent.add((order.kind, order.token))
             contact.order_sequence += 1
             link.send(self._message(contact, order))
-            lead.metrics.orders.labels(order.kind).inc()
+            lead.metrics.orders.add(order.kind)
         self._forget_old(contact)
         self._arm(contact.name)
         return len(orders) <= ORDERS_PER_TURN_MAX

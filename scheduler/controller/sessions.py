@@ -239,12 +239,12 @@ class AgentPort:
             self._waiting[link] = hello
             return
         if duties is None or not self._log.is_leader:
-            self._metrics.hellos.labels("not_leader").inc()
+            self._metrics.hellos.add("not_leader")
             link.close(self._where_to_go())
             return
         refusal = self._check_hello(link, hello, duties)
         if refusal is not None:
-            self._metrics.hellos.labels(refusal.code).inc()
+            self._metrics.hellos.add(refusal.code)
             logs.warning("agent_refused", node=hello.name, peer=link.peer, code=refusal.code)
             link.close(refusal)
             return
@@ -258,7 +258,7 @@ class AgentPort:
         duties.note_hello(hello)
         wait_ms = self._admission.ask(f"{hello.name} {hello.node_uuid}", duties.now_ms())
         if wait_ms:
-            self._metrics.hellos.labels("come_back").inc()
+            self._metrics.hellos.add("come_back")
             link.close(ComeBack(after_ms=wait_ms))
             return
         self._join(link, hello, duties)
@@ -336,14 +336,14 @@ class AgentPort:
             return
         if isinstance(outcome.result, Rejected):
             rejected = outcome.result
-            self._metrics.hellos.labels(rejected.code).inc()
+            self._metrics.hellos.add(rejected.code)
             logs.warning(
                 "agent_refused", node=session.hello.name, peer=link.peer, code=rejected.code
             )
             link.close(Refused(code=rejected.code, message=rejected.message))
             return
         assert isinstance(outcome.result, Joined)
-        self._metrics.hellos.labels("welcome").inc()
+        self._metrics.hellos.add("welcome")
         hello = session.hello
         contact = duties.join(
             Contact(

@@ -165,12 +165,12 @@ class ClusterMachine:
                 what = "attempt" if "#" in name else name.partition(":")[0]
                 if what.isdigit():
                     what = "job"
-                self._metrics.transitions.labels(what, event.to_phase, event.cause).inc()
+                self._metrics.transitions.add(what, event.to_phase, event.cause)
 
     def _count(self, kind: str, outcome: object) -> None:
-        self._metrics.entries.labels(kind).inc()
+        self._metrics.entries.add(kind)
         if isinstance(outcome, Rejected):
-            self._metrics.rejections.labels(outcome.code).inc()
+            self._metrics.rejections.add(outcome.code)
 
 
 class _View:

@@ -178,6 +178,8 @@ def test_status_and_metrics_tell_what_there_is() -> None:
         text = world.service.metrics_text()
         assert 'pertinax_jobs{phase="Pending"} 1.0' in text
         assert 'pertinax_nodes{phase="Online"} 1.0' in text
+        assert 'pertinax_entries_applied_total{kind="SubmitJobs"} 1.0' in text
+        assert 'pertinax_hellos_total{answer="welcome"} 1.0' in text
         assert world.service.is_ready()
 
     play(scenario)
