@@ -204,7 +204,12 @@ class Client:
 
     def is_closed(self) -> bool:
         """The keeper closed this connection."""
-        return bool(select.select([self._socket], [], [], 0)[0]) and not self._socket.recv(1)
+        if not select.select([self._socket], [], [], 0)[0]:
+            return False
+        try:
+            return not self._socket.recv(1 << 20)
+        except ConnectionResetError:
+            return True
 
     def close(self) -> None:
         self._socket.close()

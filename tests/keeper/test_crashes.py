@@ -113,7 +113,11 @@ def test_order_that_was_durable_is_obeyed_by_the_successor(keeper: KeeperProcess
 def test_status_seen_before_the_crash_is_kept(keeper: KeeperProcess) -> None:
     client = keeper.start()
     # The stray ignores the soft signal, so that the attempt is not over when the keeper dies.
-    client.shell("job", "(trap '' TERM; exec setsid sleep 1000) & exit 5", grace_ms=600_000)
+    line = (
+        "(trap '' TERM; touch set; exec setsid sleep 1000) & "
+        "while [ ! -e set ]; do sleep 0.02; done; exit 5"
+    )
+    client.shell("job", line, grace_ms=600_000)
     client.event("started", "job")
     eventually(lambda: len(keeper.members("job")) == 1)
     client.ask("list")  # the keeper reaps before it answers
@@ -129,9 +133,9 @@ def test_status_seen_before_the_crash_is_kept(keeper: KeeperProcess) -> None:
 
 def test_lease_file_is_obeyed_before_anybody_speaks(keeper: KeeperProcess) -> None:
     client = keeper.start()
-    client.ask("settings", lease_margin_ms=100)
-    client.start("job", "sleep", "1000", lease_ms=1_500)
+    client.start("job", "sleep", "1000", lease_ms=600_000)
     pid = client.event("started", "job")["start"]["pid"]
+    client.ask("settings", lease_margin_ms=598_000)
     keeper.kill()
     client = keeper.start()
     eventually(lambda: state_of(pid) == "T")
@@ -139,6 +143,7 @@ def test_lease_file_is_obeyed_before_anybody_speaks(keeper: KeeperProcess) -> No
     keeper.kill()
     client = keeper.start()
     assert client.entry("job")["frozen"]
+    client.ask("settings", lease_margin_ms=1_000)
     client.renew("job")
     client.event("thawed", "job")
     eventually(lambda: state_of(pid) == "S")
@@ -146,14 +151,16 @@ def test_lease_file_is_obeyed_before_anybody_speaks(keeper: KeeperProcess) -> No
 
 def test_renewed_lease_survives_the_keeper(keeper: KeeperProcess) -> None:
     client = keeper.start()
-    client.start("job", "sleep", "1000", lease_ms=2_500)
-    client.event("started", "job")
-    client.renew("job")
-    until = boottime_ms() + 2_500
+    client.start("renewed", "sleep", "1000", lease_ms=600_000)
+    client.start("other", "sleep", "1000", lease_ms=600_000)
+    client.event("started", "renewed")
+    client.event("started", "other")
+    client.renew("renewed", lease_ms=3_600_000)
     keeper.kill()
     client = keeper.start()
-    eventually(lambda: boottime_ms() > until)
-    assert not client.entry("job")["frozen"]
+    client.ask("settings", lease_margin_ms=1_200_000)
+    client.event("frozen", "other")
+    assert not client.entry("renewed")["frozen"]
 
 
 def test_intent_without_start_is_found_by_its_marker(keeper: KeeperProcess) -> None:
