@@ -17,7 +17,7 @@ from typing import Any, Final
 from scheduler.client import ClientError, Context
 from scheduler.client.client import Client
 from scheduler.local import members
-from scheduler.local.configs import CONTROLLER_KEYS
+from scheduler.local.configs import CONTROLLER_KEYS, controller_toml
 from scheduler.local.errors import LocalError
 from scheduler.local.files import (
     OURS,
@@ -187,8 +187,30 @@ def _planned(layout: Layout, wishes: Wishes) -> tuple[Plan, dict[str, str]]:
     plan.agent_settings.update(wishes.agent_settings)
     wanted = wishes.agents if wishes.agents is not None else len(plan.agents)
     plan.agents += [f"a{number}" for number in range(len(plan.agents) + 1, wanted + 1)]
+    _check_controllers(layout, plan)
     write_plan(layout, plan)
     return plan, later
+
+
+def _check_controllers(layout: Layout, plan: Plan) -> None:
+    """Refuse settings that a controller would refuse at its start."""
+    from scheduler.controller.config import ConfigMistakes, parse_config
+
+    name = plan.controllers[0].name
+    try:
+        parse_config(controller_toml(layout, plan, name), layout.config_file("controller", name))
+    except ConfigMistakes as error:
+        raise _bad_setting("; ".join(error.mistakes)) from None
+
+
+def _bad_setting(why: str) -> LocalError:
+    return LocalError(
+        "a setting cannot be used",
+        why=why,
+        hint="`--set KEY=VALUE` takes such as rejoin_grace=30s",
+        kind="usage",
+        code="bad_setting",
+    )
 
 
 def _new_plan(wishes: Wishes, replicated: dict[str, str]) -> Plan:
@@ -197,13 +219,7 @@ def _new_plan(wishes: Wishes, replicated: dict[str, str]) -> Plan:
     try:
         draw_founding(replicated)
     except ValueError as error:
-        raise LocalError(
-            "a setting cannot be used",
-            why=str(error),
-            hint="`--set KEY=VALUE` takes such as heartbeat_timeout=30s",
-            kind="usage",
-            code="bad_setting",
-        ) from None
+        raise _bad_setting(str(error)) from None
     count = wishes.controllers or CONTROLLERS_DEFAULT
     ports = choose_ports(count * PORTS_PER_CONTROLLER, base=wishes.base_port)
     controllers = [
