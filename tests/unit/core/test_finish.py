@@ -420,6 +420,20 @@ def test_no_successor_before_the_lease_is_over() -> None:
     assert core.state.usage["a1"].cpu_millis == 1000  # Until the tree is proven gone.
 
 
+def test_a_leaving_node_ends_its_work_and_the_work_runs_again() -> None:
+    core = Core()
+    job_id, token = core.given_running()
+    core.report(core.finished(token, "node_drain", was_signalled=True, detail="down"))
+    attempt = core.state.attempts[(job_id, "main", 0, 1)]
+    assert attempt.ended is not None
+    assert (attempt.ended.cause, attempt.ended.by, attempt.ended.why) == (
+        "node_drain",
+        "system:leave",
+        "down",
+    )
+    assert list(core.place()) == [f"{job_id}/main/0#2"]
+
+
 def test_proof_releases_the_fence_at_once() -> None:
     core = Core()
     job_id, token = core.given_running()
