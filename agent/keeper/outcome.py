@@ -10,7 +10,15 @@ from typing import Final
 
 #: Causes of ends that we began; the first one begun is the attempt's.
 ENDINGS: Final = frozenset(
-    {"killed", "fenced", "timeout", "stalled", "resource_overuse", "lease_expired"}
+    {
+        "killed",
+        "fenced",
+        "node_drain",  # the node leaves, and ends everything first
+        "timeout",
+        "stalled",
+        "resource_overuse",
+        "lease_expired",
+    }
 )
 
 
@@ -57,3 +65,8 @@ def cause_of_exit(
     if end.exit_code == 0:
         return "exit_zero"
     return "accepted_exit" if end.exit_code in accepted else "exit_nonzero"
+
+
+def ending_of_order(cause: str) -> str:
+    """The end that an order of `cause` begins: the controllers' own causes are theirs to know."""
+    return cause if cause in ("fenced", "node_drain") else "killed"

@@ -26,6 +26,7 @@ from agent.keeper.finish import close_attempt
 from agent.keeper.ledger import META, Contents, Record
 from agent.keeper.loop import READ
 from agent.keeper.order import Work, parse_work
+from agent.keeper.outcome import ending_of_order
 from agent.keeper.output import STREAMS, Capture
 from agent.keeper.processes import Identity, ProcessInfo, is_alive, open_pidfd
 from agent.keeper.runner import Runner
@@ -126,7 +127,7 @@ class Recovery:
         elif attempt.order is not None:
             runner.endings.begin(
                 attempt,
-                cause="fenced" if attempt.order.get("cause") == "fenced" else "killed",
+                cause=ending_of_order(str(attempt.order.get("cause"))),
                 detail=f"{attempt.order['cause']} by {attempt.order['by']}: {attempt.order['why']}",
                 grace_ms=int(attempt.order.get("grace_ms", attempt.work.grace_ms)),
             )

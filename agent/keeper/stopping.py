@@ -34,11 +34,11 @@ class Stopping:
             if attempt.phase is Phase.QUEUED:
                 drop_unstarted(context, attempt, why="the keeper is stopping")
             elif end_jobs:
-                order = {"by": "system:stop", "why": why, "cause": "killed"}
+                order = {"by": "system:leave", "why": why, "cause": "node_drain"}
                 attempt.order = attempt.order or order
                 context.ledger.write(attempt.token, "order", order)
                 self._runner.endings.begin(
-                    attempt, cause="killed", detail=why, grace_ms=attempt.work.grace_ms
+                    attempt, cause="node_drain", detail=why, grace_ms=attempt.work.grace_ms
                 )
         if is_first:
             self._look(end_jobs=end_jobs)

@@ -74,8 +74,8 @@ class FinishFacts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     `cause` is one of specification 1.3 that a node can see: exit_zero, accepted_exit, exit_nonzero,
     signal, oom, timeout, stalled, output_check, launch_error, launch_failed, status_lost,
-    lease_expired, resource_overuse; or `killed` when an order of the controllers ended it (the
-    state knows which), or `fenced`.
+    lease_expired, resource_overuse; node_drain (the node left and ended it first); or
+    `killed` when an order of the controllers ended it (the state knows which), or `fenced`.
     """
 
     cause: str

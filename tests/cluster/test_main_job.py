@@ -100,8 +100,8 @@ def test_one_key_gives_one_job(cluster: LocalCluster) -> None:
         (("kill", "999999"), 3, "999999"),
         (("submit",), 2, ""),
         (("frobnicate",), 2, "frobnicate"),
-        (("submit", "--cpu", "many", "--", "true"), 2, "many"),
-        (("submit", "--timeout", "soon", "--", "true"), 2, "soon"),
+        (("submit", "--cpu", "many", "--", "true"), 7, "many"),
+        (("submit", "--timeout", "soon", "--", "true"), 7, "soon"),
         (("job", "not-an-id"), 2, "not-an-id"),
     ],
 )

@@ -294,8 +294,8 @@ def test_stop_ends_all_and_answers_with_the_finishes(keeper: KeeperProcess) -> N
     client.event("started", "two")
     answer = client.ask("stop", end_jobs=True, why="leave")
     assert {token: f["cause"] for token, f in answer["finishes"].items()} == {
-        "one": "killed",
-        "two": "killed",
+        "one": "node_drain",
+        "two": "node_drain",
     }
     assert keeper.process is not None
     assert keeper.process.wait(timeout=60) == 0

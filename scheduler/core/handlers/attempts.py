@@ -258,6 +258,8 @@ def _end_by_finish(turn: Turn, attempt: Attempt, finish: FinishFacts) -> None:
         # An order of ours ended it, and the state knows of none: an order of a time before a
         # restore, or a stranger's. It was not the work that failed.
         cause, by, why = "fenced", "system:node", why or "ended by an order that is not known here"
+    elif cause == "node_drain":
+        by, why = "system:leave", why or "the node left"
     elif cause in ("fenced", "resource_overuse"):
         by = "system:keeper"
         why = why or cause
