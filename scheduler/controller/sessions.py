@@ -26,15 +26,14 @@ from scheduler.controller.bulk import BulkStreams
 from scheduler.controller.config import ControllerConfig
 from scheduler.controller.contacts import Contact
 from scheduler.controller.duties import Duties
+from scheduler.controller.hellos import check_hello, join_entry, knows_newer_leader, welcome
 from scheduler.controller.metrics import Metrics
 from scheduler.controller.wire import AgentLink, Close
-from scheduler.core.commands import NodeInventory, NodeJoined
+from scheduler.core.commands import NodeInventory
 from scheduler.core.results import Joined, Rejected, Rejoined
 from scheduler.protocol.errors import DecodeError
-from scheduler.protocol.ids import NAME
 from scheduler.protocol.messages import (
     ITEMS_MAX,
-    PROTOCOL_VERSION,
     AgentMessage,
     BulkHello,
     ComeBack,
@@ -50,7 +49,6 @@ from scheduler.protocol.messages import (
     Reports,
     Verdict,
     Verdicts,
-    Welcome,
 )
 
 #: Connections at once, strangers included: 2,000 nodes, their redials and their streams.
@@ -228,7 +226,8 @@ class AgentPort:
                 self._refuse(link, "bad_hello", "the first message must be a hello")
 
     def _on_bulk_hello(self, link: AgentLink, hello: BulkHello) -> None:
-        if not self._is_named(link, hello.name) or not self.streams.on_hello(link, hello):
+        is_named = self._config.tls is None or link.certificate_name == f"agent:{hello.name}"
+        if not is_named or not self.streams.on_hello(link, hello):
             link.close()
             return
         link.named()
@@ -242,16 +241,14 @@ class AgentPort:
             self._metrics.hellos.add("not_leader")
             link.close(self._where_to_go())
             return
-        refusal = self._check_hello(link, hello, duties)
+        certificate_name = link.certificate_name if self._config.tls is not None else None
+        refusal = check_hello(hello, duties.lead, certificate_name=certificate_name)
         if refusal is not None:
             self._metrics.hellos.add(refusal.code)
             logs.warning("agent_refused", node=hello.name, peer=link.peer, code=refusal.code)
             link.close(refusal)
             return
-        if hello.seen.incarnation == duties.machine.incarnation and (
-            hello.seen.term > duties.lead.term
-        ):
-            # It was shown a newer term than ours: we are deposed and do not know it yet.
+        if knows_newer_leader(hello, duties.lead):
             link.close(NotLeader(term=duties.lead.term))
             return
         # Any hello of the node's own certificate and UUID shows that its agent lives.
@@ -263,41 +260,6 @@ class AgentPort:
             return
         self._join(link, hello, duties)
 
-    def _check_hello(self, link: AgentLink, hello: Hello, duties: Duties) -> Refused | None:
-        machine = duties.machine
-        if not NAME.fullmatch(hello.name):
-            return Refused(code="bad_hello", message="the node's name is not valid", is_final=True)
-        if not self._is_named(link, hello.name):
-            return Refused(
-                code="wrong_name",
-                message=f"the certificate is for {link.certificate_name!r}, not agent:{hello.name}",
-                is_final=True,
-            )
-        if hello.cluster_id != machine.cluster_id:
-            return Refused(
-                code="wrong_cluster",
-                message=f"this is cluster {machine.cluster_id}, not {hello.cluster_id}",
-                is_final=True,
-            )
-        if not hello.protocol_min <= PROTOCOL_VERSION <= hello.protocol_max:
-            return Refused(
-                code="unknown_protocol",
-                message=f"this controller speaks protocol {PROTOCOL_VERSION}, the agent"
-                f" {hello.protocol_min} to {hello.protocol_max}: upgrade the older one",
-                is_final=True,
-            )
-        if hello.seen.incarnation > machine.incarnation:
-            return Refused(
-                code="stale_controller",
-                message="the agent knows a later restore of this cluster than this controller",
-            )
-        if not hello.node_uuid or not hello.boot_id or not hello.store_id:
-            return Refused(code="bad_hello", message="an identity is empty", is_final=True)
-        return None
-
-    def _is_named(self, link: AgentLink, name: str) -> bool:
-        return self._config.tls is None or link.certificate_name == f"agent:{name}"
-
     # Joining.
 
     def _join(self, link: AgentLink, hello: Hello, duties: Duties) -> None:
@@ -306,20 +268,7 @@ class AgentPort:
         link.named()
         self._admission.in_flight += 1
         admission = self._admission
-        entry = NodeJoined(
-            name=hello.name,
-            node_uuid=hello.node_uuid,
-            start_number=hello.start_number,
-            nonce=hello.nonce,
-            store_id=hello.store_id,
-            boot_id=hello.boot_id,
-            agent_version=hello.agent_version,
-            capacity=hello.capacity,
-            addresses=hello.addresses,
-            labels=hello.labels,
-            limits=hello.limits,
-            is_old_session_heard=duties.is_heard(hello.name),
-        )
+        entry = join_entry(hello, is_old_session_heard=duties.is_heard(hello.name))
 
         def done(outcome: Applied | Exception) -> None:
             admission.in_flight -= 1
@@ -360,21 +309,7 @@ class AgentPort:
             # It closed while the entry was in flight, which says what any close says.
             duties.on_link_lost(contact, link.how_closed or Close.FAILED)
             return
-        machine = duties.machine
-        link.send(
-            Welcome(
-                session=contact.session,
-                cluster_id=machine.cluster_id,
-                incarnation=machine.incarnation,
-                term=duties.lead.term,
-                heartbeat_interval_ms=machine.setting_ms("heartbeat_interval"),
-                heartbeat_timeout_ms=machine.setting_ms("heartbeat_timeout"),
-                ack_timeout_ms=machine.setting_ms("ack_timeout"),
-                lease_ms=machine.setting_ms("transient_timeout"),
-                seen=duties.lead.seen(),
-                log_retention_ms=machine.setting_ms("log_retention"),
-            )
-        )
+        link.send(welcome(duties.lead, contact.session))
 
     # The rejoin.
 

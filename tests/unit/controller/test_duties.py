@@ -204,10 +204,10 @@ def test_deadlines_are_proposed_when_they_pass_and_not_before() -> None:
         agent.cut()
         await world.until(lambda: world.attempt(job)["unknown"], within_s=31)
         assert entries(world, DeadlinesPassed) == []
-        await world.until(lambda: world.phase(job) == "Failed", within_s=320)
+        await world.until(lambda: world.phase(job) == "Failed", within_s=60)
         assert 1 <= len(entries(world, DeadlinesPassed)) <= 3
 
-    play(scenario)
+    play(scenario, settings={"transient_timeout": 40_000})
 
 
 # ---- reports -----------------------------------------------------------------------------------

@@ -122,10 +122,10 @@ def test_what_nobody_claims_is_lost_at_its_deadline() -> None:
         job, _ = await world.running(agent)
         agent.cut()
         await world.until(lambda: world.attempt(job)["unknown"], within_s=31)
-        await world.until(lambda: world.phase(job) == "Failed", within_s=320)
+        await world.until(lambda: world.phase(job) == "Failed", within_s=60)
         assert world.attempt(job)["cause"] == "node_lost"
 
-    play(scenario)
+    play(scenario, settings={"transient_timeout": 40_000})
 
 
 def test_an_agent_whose_acknowledgements_get_lost_counts_as_silent() -> None:
