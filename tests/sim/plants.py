@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from replication import guard as guard_module
-from replication.core import RaftCore
 from replication.elections import Elections
 from replication.guard import Guard, Matched
 from replication.journal import WalJournal
 from replication.messages import AppendAck, AppendEntries
 from replication.reads import ReadIndex
-from tests.sim.disk import SimStorage
+from tests.sim.disk import Image, SimStorage
+from tests.sim.member import SimMember
 
 
 def _ack_before_sync() -> dict[tuple[object, str], object]:
@@ -81,14 +81,11 @@ def _count_repeated_votes() -> dict[tuple[object, str], object]:
 
 
 def _count_joiners() -> dict[tuple[object, str], object]:
-    original = Guard.__init__
+    def wipe(self: SimMember) -> None:
+        self.crash()
+        self.disk = Image()
 
-    def init(self: Guard, core: RaftCore, *, is_joining: bool = False) -> None:
-        original(self, core, is_joining=False)
-        if is_joining:
-            self._is_planted = True  # type: ignore[attr-defined]
-
-    return {(Guard, "__init__"): init}
+    return {(SimMember, "wipe"): wipe}
 
 
 def _read_without_round() -> dict[tuple[object, str], object]:

@@ -124,8 +124,10 @@ class World:
             self._crash(member)
         elif chance < 0.2 and member.is_up:
             member.storage.is_failing = True
-        elif chance < 0.35 and a != b:
+        elif chance < 0.3 and a != b:
             self.network.disconnect(a, b)
+        elif chance < 0.38:
+            self._isolate_leader()
         elif chance < 0.45 and a != b:
             self.network.block(a, b)
         elif chance < 0.6:
@@ -142,6 +144,20 @@ class World:
         else:
             self._reboot_and_reconnect()
         self.clock.after(rng.expovariate(1 / self.fault_period_s), self._fault)
+
+    def _isolate_leader(self) -> None:
+        """The leader goes on appending what nobody hears, or hears too late."""
+        for leader in [m.name for m in self.members.values() if m.is_up and m.core.is_leading]:
+            is_cut = self.rng.random() < 0.4
+            for peer in self.members:
+                if peer == leader:
+                    continue
+                if is_cut:
+                    self.network.disconnect(leader, peer)
+                else:
+                    self.network.block(leader, peer)
+                    if self.rng.random() < 0.5:
+                        self.network.block(peer, leader)
 
     def _crash(self, member: SimMember) -> None:
         if member.is_up:
