@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -20,7 +21,12 @@ LOOK_S: Final = 0.5
 #: Clusters of these sizes have a majority that is worth its members.
 CONTROLLER_COUNTS: Final = ("1", "3", "5")
 
-_DIR = click.option("--dir", "directory", metavar="DIR", help="Its directory; ./.pertinax.")
+_DIR = click.option(
+    "--dir",
+    "directory",
+    metavar="DIR",
+    help="Its directory; ./.pertinax unless PERTINAX_CLUSTER is one.",
+)
 
 
 @click.command()
@@ -124,6 +130,10 @@ def ensure_up(root: Path) -> None:
 def _root(directory: str | None) -> Path:
     if directory is not None:
         return Path(directory).expanduser().absolute()
+    # As every other command: whoever works on a cluster by its directory means that one here, too.
+    named = os.environ.get("PERTINAX_CLUSTER", "")
+    if "://" not in named and (os.sep in named or Path(named or "/dev/null").is_dir()):
+        return Path(named).expanduser().absolute()
     here = Path.cwd()
     return nearest_local(here) or here / LOCAL_NAME
 

@@ -9,7 +9,7 @@ from typing import Final
 from scheduler.local.configs import agent_toml, controller_toml, http_url, write_private
 from scheduler.local.errors import LocalError
 from scheduler.local.files import Document, Layout, Plan, change_cluster, members_of, read_status
-from scheduler.local.ports import is_open
+from scheduler.local.ports import is_listening
 from scheduler.local.processes import (
     Process,
     boot_id,
@@ -145,9 +145,9 @@ def ended(layout: Layout, kind: str, name: str) -> LocalError:
 
 
 def _controller_serves(layout: Layout, plan: Plan, name: str, process: Process) -> bool:
-    del layout, process
+    del layout
     one = next(one for one in plan.controllers if one.name == name)
-    return is_open(one.http_port) and is_open(one.agents_port)
+    return all(is_listening(process.pid, port) for port in (one.http_port, one.agents_port))
 
 
 def _agent_serves(layout: Layout, plan: Plan, name: str, process: Process) -> bool:

@@ -14,6 +14,8 @@ PORT_MIN: Final = 10_000
 PORT_MAX: Final = 65_535
 #: Groups of ports tried before giving up.
 TRIES_MAX: Final = 500
+#: State of a listening socket in /proc/net/tcp.
+LISTENING: Final = "0A"
 
 
 def choose_ports(count: int, *, base: int | None, rng: random.Random | None = None) -> list[int]:
@@ -52,13 +54,32 @@ def is_free(port: int) -> bool:
     return True
 
 
-def is_open(port: int) -> bool:
-    """True when something accepts connections there."""
-    try:
-        socket.create_connection((HOST, port), timeout=1.0).close()
-    except OSError:
+def is_listening(pid: int, port: int) -> bool:
+    """True when the process `pid` itself accepts connections there, and not some other one."""
+    wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    if not wanted:
         return False
-    return True
+    for entry in Path(f"/proc/{pid}/fd").glob("*"):
+        try:
+            if str(entry.readlink()) in wanted:
+                return True
+        except OSError:
+            continue  # closed meanwhile
+    return False
+
+
+def _listening_inodes(port: int) -> list[str]:
+    found = []
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        except OSError:
+            continue  # no IPv6 here
+        for line in lines:
+            fields = line.split()
+            if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                found.append(fields[9])
+    return found
 
 
 def _ephemeral_begin() -> int:

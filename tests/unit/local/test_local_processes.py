@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.local.errors import LocalError
-from scheduler.local.ports import PORT_MAX, PORT_MIN, choose_ports, is_free, is_open
+from scheduler.local.ports import PORT_MAX, PORT_MIN, choose_ports, is_free, is_listening
 from scheduler.local.processes import (
     Process,
     end_all,
@@ -129,9 +129,11 @@ def test_ports_that_are_taken_are_named() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert not is_free(port)
-        assert is_open(port)
+        assert is_listening(os.getpid(), port)
+        assert not is_listening(os.getppid(), port)
         with pytest.raises(LocalError) as caught:
             choose_ports(1, base=port)
+    assert not is_listening(os.getpid(), port)
     assert str(port) in caught.value.why
     assert caught.value.kind == "refused"
 

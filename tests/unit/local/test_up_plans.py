@@ -153,3 +153,30 @@ def test_members_on_several_hosts_are_founded_from_one_record(layout: Layout) ->
     with pytest.raises(LocalError) as caught:
         found_member(layout.root / "no.toml", settings={}, founding_file=None)
     assert "no.toml" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("directory", "environment", "root"),
+    [
+        (None, None, ".pertinax"),
+        ("there", None, "there"),
+        (None, "./named", "named"),
+        ("there", "./named", "there"),
+        (None, "https://c1:1", ".pertinax"),
+        (None, "a-context", ".pertinax"),
+    ],
+)
+def test_the_directory_that_is_meant(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    directory: str | None,
+    environment: str | None,
+    root: str,
+) -> None:
+    from scheduler.cli.local import _root
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PERTINAX_CLUSTER", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("PERTINAX_CLUSTER", environment)
+    assert _root(directory) == tmp_path / root
