@@ -93,12 +93,13 @@ def restore_state(chunks: Iterable[bytes]) -> ClusterState:
         raise
     except (msgspec.MsgspecError, ValueError, UnicodeDecodeError, RecursionError) as error:
         raise BadSnapshot(f"this is no snapshot of the state: {error}") from None
-    if trailer is None or trailer[0] != len(rows):
+    if trailer is None or trailer[0] != sum(len(part) for _, part in rows):
         raise BadSnapshot("the snapshot is cut short")
     state = ClusterState()
     state.load(meta, rows)
     if state.digest() != trailer[1]:
         raise BadSnapshot("the snapshot's records do not match its digest")
+    state.rebuild()
     return state
 
 
@@ -115,8 +116,8 @@ def _check_header(block: bytes) -> None:
 
 def _read_rows(
     blocks: Iterator[bytes],
-) -> tuple[list[tuple[str, Any]], tuple[int, str] | None]:
-    rows: list[tuple[str, Any]] = []
+) -> tuple[list[tuple[str, list[Any]]], tuple[int, str] | None]:
+    rows: list[tuple[str, list[Any]]] = []
     for block in blocks:
         # A block of rows is `[text, array]`, the trailer `[integer, text]`.
         if block[1:2] and block[1] & 0xE0 == 0xA0:
@@ -124,7 +125,7 @@ def _read_rows(
             decoder = _ROWS.get(name)
             if decoder is None:
                 raise NewerSnapshot(f"the snapshot has a table {name!r}: an upgrade is needed")
-            rows += ((name, row) for row in decoder.decode(raw))
+            rows.append((name, decoder.decode(raw)))
         else:
             trailer = _TRAILER.decode(block)
             if next(blocks, None) is not None:

@@ -7,8 +7,9 @@ true; only `scheduler.core.apply` and its handlers call these. Everything outsid
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 from scheduler.core import contact, fencing
@@ -391,8 +392,8 @@ class ClusterState:
             total += self.table(name).digest
         return f"{total % DIGEST_MODULUS:032x}"
 
-    def load(self, meta: Meta, rows: Iterable[tuple[str, Any]]) -> None:
-        """Take over a snapshot's records; the state must be empty."""
+    def load(self, meta: Meta, rows: Iterable[tuple[str, list[Any]]]) -> None:
+        """Take over a snapshot's records, by table; the state must be empty. `rebuild` must follow."""
         self.cluster_id, self.incarnation = meta.cluster_id, meta.incarnation
         self.founded, self.next_job = meta.founded, meta.next_job
         self.next_incident = meta.next_incident
@@ -401,9 +402,8 @@ class ClusterState:
         self.overrides, self.counters = dict(meta.settings), dict(meta.counters)
         self.old_lease_ms = meta.old_lease_ms
         self.old_lease_until_ms = meta.old_lease_until_ms
-        for name, row in rows:
-            self.table(name).put(_key_of(row), row)
-        self.rebuild()
+        for name, part in rows:
+            self.table(name).load(part, _KEY_OF[name])
 
     def rebuild(self) -> None:
         """Make every index again from the records."""
@@ -437,25 +437,20 @@ class ClusterState:
             self.due.note(JOB_TOMBSTONE_RETENTION, job_id)
 
 
-def _key_of(row: Any) -> Any:
-    match row:
-        case Job():
-            return row.id
-        case Worker() | Attempt() | RegistryQueue():
-            return row.key
-        case Node():
-            return row.name
-        case IdempotencyKey():
-            return (row.principal, row.key)
-        case Tombstone() | Orphan():
-            return row.token
-        case JobTombstone():
-            return row.job
-        case EventLog():
-            return row.object
-        case Incident():
-            return row.number
-    raise AssertionError(type(row))
+#: Table name -> how a row's key is made.
+_KEY_OF: Final[dict[str, Callable[[Any], Any]]] = {
+    "jobs": attrgetter("id"),
+    "workers": attrgetter("job", "task", "index"),
+    "attempts": attrgetter("job", "task", "index", "number"),
+    "nodes": attrgetter("name"),
+    "keys": attrgetter("principal", "key"),
+    "registry": attrgetter("token", "node"),
+    "tombstones": attrgetter("token"),
+    "job_tombstones": attrgetter("job"),
+    "orphans": attrgetter("token"),
+    "event_logs": attrgetter("object"),
+    "incidents": attrgetter("number"),
+}
 
 
 # ---- true deadlines ----------------------------------------------------------------------------

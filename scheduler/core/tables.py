@@ -8,7 +8,7 @@ of a shard means nothing: whoever needs an order sorts the keys.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -102,6 +102,16 @@ class Table(Generic[K, V]):
         shard[key] = row
         if len(self._changed) > CHANGED_MAX:
             self._flush()
+
+    def load(self, rows: Iterable[V], key_of: Callable[[V], K]) -> None:
+        """Fill an empty part of the table: as `put` for each row, at half the cost."""
+        shards, name, total = self._shards, self.name, self._digest
+        for row in rows:
+            key = key_of(row)
+            shards[hash(key) % SHARDS][key] = row
+            total += hash_record(name, row)
+        self._digest = total % DIGEST_MODULUS
+        self._count = sum(map(len, shards))
 
     def delete(self, key: K) -> None:
         shard = self._own_shard(hash(key) % SHARDS)
