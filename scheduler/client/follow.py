@@ -248,7 +248,7 @@ class Output:
                     elif frame.kind == HEAD:
                         self._begin(frame)
                     elif frame.kind == END:
-                        end = frame.document()
+                        end = _note(frame) or end
             if self._is_at_end(end):
                 return
             yield pauses.next()
@@ -297,7 +297,7 @@ class Output:
                 return False
 
     def _begin(self, frame: LogFrame) -> None:
-        head = frame.document()
+        head = _note(frame)
         self._at.attempt = str(head.get("attempt", self._target))
         number = self._at.attempt.rpartition("#")[2]
         self._at.number = int(number) if number.isdigit() else 0
@@ -356,6 +356,14 @@ def _frames(reader: FrameReader, data: bytes) -> Iterator[LogFrame]:
         yield from reader.feed(data)
     except DecodeError:
         return
+
+
+def _note(frame: LogFrame) -> Document:
+    """What a head or end says; nothing when that cannot be read."""
+    try:
+        return frame.document()
+    except DecodeError:
+        return {}
 
 
 def last_lines(data: bytes, lines: int) -> bytes:

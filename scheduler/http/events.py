@@ -87,7 +87,7 @@ class EventLines:
         self.size_bytes = 0
 
     def add(self, event: View) -> None:
-        """Take in the next event; indexes never fall."""
+        """Take in the next event. One that became known late carries an older index."""
         if event["index"] > self._newest:
             self._complete()
             self._newest = event["index"]
