@@ -107,12 +107,13 @@ class Agent:
         )
         self._is_keeper_known = asyncio.Event()
         self._has_writes = asyncio.Event()
+        self._failure: Exception | None = None
+        self._has_failed = asyncio.Event()
         self._seen_to_save: Seen | None = None
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: asyncio.TaskGroup | None = None
         self._is_querying = False
         self._status: dict[str, Any] = {}
-        self._keeper_facts: dict[str, str] = {}
 
     async def run(self) -> int:
         """Work until a signal or the cluster ends it; return the exit code."""
@@ -121,7 +122,9 @@ class Agent:
         ends: list[asyncio.Future[Any]] = [work, self._exit]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if not self._exit.done():
-            work.result()  # Raises what broke it: a failed sync, or a bug.
+            # A failed sync, or a bug: said goodbye to, for the jobs go on without this process.
+            await self._sessions.leave()
+            work.result()
         await self._sessions.leave()
         await self._bulk.close_all()
         work.cancel()
@@ -144,6 +147,16 @@ class Agent:
 
     def feed(self, events: list[Event]) -> None:
         """Hand `events` to the core and carry out what it decides."""
+        if self._failure is not None:
+            return
+        try:
+            self._handle(events)
+        except Exception as error:  # noqa: BLE001  called by the loop: nobody else would see it
+            # The core's state can be half changed: nothing more may be decided from it.
+            self._failure = error
+            self._has_failed.set()
+
+    def _handle(self, events: list[Event]) -> None:
         now_ms, wall_ms = boottime_ms(), time.time_ns() // 1_000_000
         for event in events:
             for action in self.core.handle(event, now_ms=now_ms, wall_ms=wall_ms):
@@ -193,6 +206,12 @@ class Agent:
             tasks.create_task(self._save_seen())
             tasks.create_task(self._sample())
             tasks.create_task(self._tick())
+            tasks.create_task(self._fail())
+
+    async def _fail(self) -> None:
+        await self._has_failed.wait()
+        assert self._failure is not None
+        raise self._failure
 
     async def _join(self) -> None:
         # A hello says which store and boot the keeper has: nothing is dialled before it answered.

@@ -47,6 +47,11 @@ class Dialer:
         self._at = (self._at + 1) % len(self._addresses)
         return Dial(self._addresses[self._at], delay)
 
+    @property
+    def is_directed(self) -> bool:
+        """Whether it is known where to dial next."""
+        return bool(self._preferred)
+
     def others(self, address: str) -> tuple[str, ...]:
         """All known controllers but the one at `address`."""
         return tuple(other for other in self._addresses if other != address)

@@ -5,6 +5,7 @@ One cell in the data directory. The lock beside it makes sure that one agent run
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import uuid
@@ -20,6 +21,9 @@ from wal.cell import Cell
 
 CELL_NAME: Final = "node.cell"
 LOCK_NAME: Final = "agent.lock"
+RESERVE_NAME: Final = "reserve"
+#: Enough for a few replacements of the cell and of the status file.
+RESERVE_BYTES: Final = 64 * 1024
 _VERSION: Final = 1
 
 
@@ -38,6 +42,8 @@ class NodeCell:
 
     cell: Cell
     record: NodeRecord
+    #: A file that is given up when the disk is full.
+    reserve: Path
 
     @classmethod
     def open(cls, directory: Path) -> Self:
@@ -53,8 +59,9 @@ class NodeCell:
             record = msgspec.msgpack.decode(raw, type=NodeRecord)
             if record.version != _VERSION:
                 raise ValueError(f"{directory / CELL_NAME} was made by a newer agent")
-        node = cls(cell, record)
+        node = cls(cell, record, directory / RESERVE_NAME)
         node._write(msgspec.structs.replace(record, start_number=record.start_number + 1))
+        node.keep_reserve()
         return node
 
     def save_seen(self, seen: Seen) -> None:
@@ -62,8 +69,26 @@ class NodeCell:
         self._write(msgspec.structs.replace(self.record, seen=seen))
 
     def _write(self, record: NodeRecord) -> None:
-        self.cell.write(msgspec.msgpack.encode(record))
+        value = msgspec.msgpack.encode(record)
+        try:
+            self.cell.write(value)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            # An agent must come back on a full disk, too: the jobs' ends are still to be told.
+            self.reserve.unlink(missing_ok=True)
+            self.cell.write(value)
         self.record = record
+
+    def keep_reserve(self) -> None:
+        """Take the space that a full disk must not deny us; nothing when there is none now."""
+        if self.reserve.exists():
+            return
+        try:
+            with self.reserve.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+        except OSError:
+            self.reserve.unlink(missing_ok=True)
 
 
 class DirectoryLock:

@@ -8,7 +8,6 @@ Loop thread only.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import ssl
 from collections.abc import Callable
@@ -38,8 +37,12 @@ from scheduler.protocol.messages import (
 
 #: A connection, with its TLS handshake, must stand within this time.
 CONNECT_S: Final = 5.0
-#: The answer to a hello must come within this time; then the next controller is tried.
-HELLO_S: Final = 5.0
+#: An unanswered hello or query makes the agent ask the other controllers after this time (the
+#: default of `ack_timeout`; the leader's own value is known only after its welcome).
+ANSWER_S: Final = 2.0
+#: The answer to a hello, which waits for a commit, must come within this time all in all; then the
+#: next controller is tried.
+HELLO_S: Final = 10.0
 #: A closed connection may still send what was queued (the goodbye) for this long.
 CLOSE_S: Final = 2.0
 #: Bytes waiting for the controller; more means that it does not read, and the session is left.
@@ -176,8 +179,12 @@ class Sessions:
         self._refuse = refuse
         self._dialer = Dialer(tuple(c.text for c in config.controllers), rng)
         self._link: ControlLink | None = None
+        #: The link of the last session, which may still have to send its goodbye.
+        self._ending: ControlLink | None = None
         self._is_closing = False
         self.address = ""
+        #: Highest term that a controller has spoken of.
+        self._term = 0
         #: Set by the owner once this session is joined: then its loss is no miss of the dialling.
         self.is_joined = False
 
@@ -196,10 +203,10 @@ class Sessions:
     async def leave(self) -> None:
         """Dial no more, and wait until what was said last is sent."""
         self._is_closing = True
-        link = self._link
-        if link is not None:
-            link.close("leaving")
-            await link.wait_gone()
+        for link in (self._link, self._ending):
+            if link is not None:
+                link.close("leaving")
+                await link.wait_gone()
 
     async def run(self) -> None:
         """Dial and serve sessions until `leave`. Network errors are logged and tried again."""
@@ -219,34 +226,52 @@ class Sessions:
 
     async def query(self) -> None:
         """Ask every other controller who leads; each answer is fed as LeaderLearned."""
-        others = self._dialer.others(self.address)
-        query = LeaderQuery(cluster_id=self._config.cluster_id, name=self._config.name)
-        async with asyncio.TaskGroup() as tasks:
-            for address in others:
-                tasks.create_task(self._query_one(address, query))
+        for answer in await self._ask_others(self.address):
+            self._feed([LeaderLearned(term=answer.term, address=answer.address)])
 
-    async def _query_one(self, address: str, query: LeaderQuery) -> None:
+    async def _ask_others(self, address: str) -> list[NotLeader]:
+        """Who leads, in the words of all controllers but the one at `address`."""
+        async with asyncio.TaskGroup() as group:
+            others = self._dialer.others(address)
+            tasks = [group.create_task(self._ask_one(other)) for other in others]
+        return [answer for task in tasks if (answer := task.result()) is not None]
+
+    async def _ask_one(self, address: str) -> NotLeader | None:
         try:
             link = await open_link(address, self._config)
         except ConnectFailed as error:
             self._log.info("query_failed", reason=str(error))
-            return
+            return None
         try:
-            link.send(query)
-            answer = await _first(link)
+            link.send(LeaderQuery(cluster_id=self._config.cluster_id, name=self._config.name))
+            answer = await _first(link, ANSWER_S)
         finally:
             link.close("answered")
-        if isinstance(answer, NotLeader):
-            self._feed([LeaderLearned(term=answer.term, address=answer.address)])
+        return answer if isinstance(answer, NotLeader) else None
+
+    async def _wait_for_answer(self, link: ControlLink, address: str) -> ControllerMessage | None:
+        """The answer to a hello; None when it does not come, or another leads by now."""
+        answer = await _first(link, ANSWER_S)
+        if answer is not None or link.closed.done():
+            return answer
+        for other in await self._ask_others(address):
+            if other.term > self._term and other.address not in ("", address):
+                self._term = other.term
+                self._dialer.prefer(other.address)
+        if self._dialer.is_directed:
+            return None
+        return await _first(link, HELLO_S - ANSWER_S)
 
     async def _say_hello(self, link: ControlLink, address: str) -> None:
         hello = self._make_hello()
         link.send(hello)
-        answer = await _first(link)
+        answer = await self._wait_for_answer(link, address)
         match answer:
             case Welcome():
+                self._term = max(self._term, answer.term)
                 await self._serve(link, answer, hello, address)
             case NotLeader():
+                self._term = max(self._term, answer.term)
                 self._dialer.redirect(answer.address if answer.address != address else "")
             case ComeBack():
                 self._dialer.come_back(address, answer.after_ms)
@@ -259,7 +284,8 @@ class Sessions:
                 # It may have taken the hello in: a bare close would look like our death.
                 link.send(Goodbye(mode="reconnect"))
                 self._log.info("hello_unanswered", address=address)
-                self._dialer.miss()
+                if not self._dialer.is_directed:
+                    self._dialer.miss()
             case _:
                 link.send(Goodbye(mode="reconnect"))
                 self._log.warning("hello_misanswered", kind=type(answer).__name__)
@@ -275,19 +301,22 @@ class Sessions:
         self._feed([Welcomed(welcome, hello.sent_boottime_ms, address)])
         link.begin(lambda messages: self._feed([Received(message) for message in messages]))
         try:
-            reason = await link.closed
+            # Not awaited itself: a cancelled waiter would cancel it, and it would look closed.
+            await asyncio.wait([link.closed])
+            reason = link.closed.result()
             if self.is_joined:
                 self._dialer.lost()
             else:
                 self._dialer.miss()
         finally:
-            self._link, self.address = None, ""
+            if not link.closed.done():
+                # Cancelled: the agent ends by a failure, and its jobs go on.
+                link.send(Goodbye(mode="restart"))
+            self._link, self.address, self._ending = None, "", link
         self._feed([SessionClosed(reason)])
 
 
-async def _first(link: ControlLink) -> ControllerMessage | None:
+async def _first(link: ControlLink, timeout_s: float) -> ControllerMessage | None:
     """The first message on `link`; None when none comes in time."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(HELLO_S):
-            await asyncio.wait([link.first])
+    await asyncio.wait([link.first], timeout=timeout_s)
     return link.first.result() if link.first.done() and not link.first.cancelled() else None

@@ -309,6 +309,7 @@ class RunningAgent:
     def __init__(self, config: AgentConfig) -> None:
         self.log = io.StringIO()
         self._agent = open_agent(config, EventLog(self.log, is_json=False))
+        self.core = self._agent.core
         self.task = asyncio.create_task(self._agent.run())
 
     async def end(self, *, is_leave: bool) -> int:

@@ -6,6 +6,8 @@ import json
 import ssl
 from pathlib import Path
 
+import pytest
+
 from agent.config import TlsFiles
 from agent.core import EXIT_UNCOMMITTED
 from agent.places import Places
@@ -89,6 +91,27 @@ async def test_unreported_ends_go_to_the_next_leader(tmp_path: Path) -> None:
             assert leader.of(Goodbye) == [Goodbye(mode="reconnect")]
             assert other.of(LeaderQuery)
             await wait_until(lambda: other.finish(1), "the finish at the new leader")
+
+
+async def test_a_hello_without_an_answer_is_taken_to_the_leader_of_a_higher_term(
+    tmp_path: Path,
+) -> None:
+    async with fake_keeper(tmp_path), controllers(2) as (paused, leader):
+        paused.is_silent = True
+        leader.leader_address, leader.term = None, 2
+        async with running_agent(config_for(tmp_path, [paused, leader])):
+            await wait_until(lambda: leader.is_joined, "the join at the leader")
+
+
+async def test_a_bug_ends_the_agent_with_a_goodbye(tmp_path: Path) -> None:
+    async with fake_keeper(tmp_path), controllers(1) as (leader,):
+        async with running_agent(config_for(tmp_path, [leader])) as agent:
+            await wait_until(lambda: leader.is_joined, "the inventory")
+            agent.core.attempts.digest = None
+            with pytest.raises(ExceptionGroup):
+                await agent.task
+            await wait_until(lambda: leader.of(Goodbye), "the goodbye")
+            assert leader.of(Goodbye) == [Goodbye(mode="restart")]
 
 
 async def test_a_cut_connection_is_dialled_again(tmp_path: Path) -> None:

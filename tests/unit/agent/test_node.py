@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from agent.errors import AlreadyRunning
 from agent.node import DirectoryLock, NodeCell, running_agent
 from agent.places import SOCKET_PATH_BYTES_MAX, Places
 from scheduler.protocol.messages import Seen
+from wal.cell import Cell
 from wal.errors import Corrupt
 
 
@@ -35,6 +37,31 @@ def test_a_damaged_record_is_not_replaced_by_another_identity(tmp_path: Path) ->
     raw[-1] ^= 1
     path.write_bytes(raw)
     with pytest.raises(Corrupt):
+        NodeCell.open(tmp_path)
+
+
+def test_a_full_disk_does_not_keep_the_agent_from_coming_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    NodeCell.open(tmp_path)
+    assert (tmp_path / "reserve").stat().st_size > 0
+    write = Cell.write
+
+    def full_unless_the_reserve_is_gone(cell: Cell, value: bytes) -> None:
+        if (tmp_path / "reserve").exists():
+            raise OSError(errno.ENOSPC, "full")
+        write(cell, value)
+
+    monkeypatch.setattr(Cell, "write", full_unless_the_reserve_is_gone)
+    assert NodeCell.open(tmp_path).record.start_number == 2
+
+
+def test_another_error_of_the_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_cell: Cell, _value: bytes) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(Cell, "write", broken)
+    with pytest.raises(OSError, match="broken"):
         NodeCell.open(tmp_path)
 
 
