@@ -61,6 +61,8 @@ class Ending:
 class Usage:
     """What the kernel counted for the main process and the children it waited for."""
 
+    #: Never below the keeper's own size (some 25 MB): the kernel counts what the process was before
+    #: its exec. A cgroup's figure, or a sample, raises it.
     peak_rss_bytes: int | None = None
     cpu_ms: int | None = None
 

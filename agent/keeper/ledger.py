@@ -232,5 +232,7 @@ def _die() -> NoReturn:
 
     The jobs live on; the agent starts a new keeper, which recovers from the disk.
     """
-    traceback.print_exc()
-    os._exit(74)
+    try:
+        traceback.print_exc()
+    finally:
+        os._exit(74)  # whatever became of standard error

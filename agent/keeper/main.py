@@ -1,8 +1,9 @@
 """The keeper process: `python -m agent.keeper --dir DIR --socket PATH`.
 
 Wires the parts together and nothing more. It leaves its parent's session, becomes the subreaper of
-what it starts, and goes on when the agent dies. Exit codes: 0 after `stop`, 73 when another keeper
-holds DIR, 74 when the journal failed (start another: it recovers from the disk).
+what it starts, and goes on when the agent dies. Exit codes: 0 after `stop` or SIGTERM, 73 when
+another keeper holds DIR; 70 for a bug and 74 for a journal that failed: start another, which
+recovers from the disk.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import os
 import resource
 import signal
 import sys
+import traceback
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from agent.keeper.cgroups import Cgroups
 from agent.keeper.context import Context
@@ -40,6 +42,7 @@ from agent.keeper.watch import Watch
 from wal import Identity, KeyedStore, Locked
 
 EXIT_LOCKED: Final = 73
+EXIT_BUG: Final = 70
 #: Free space below which no new work is taken, in bytes.
 DISK_LOW_BYTES: Final = 64 * 1024 * 1024
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -147,8 +150,19 @@ def main(arguments: list[str] | None = None) -> int:
     except (AlreadyRunning, Locked) as error:
         sys.stderr.write(f"keeper_locked {error}\n")
         return EXIT_LOCKED
-    keeper.run()
+    try:
+        keeper.run()
+    except BaseException:  # noqa: BLE001  the outermost frame: a bug ends the process
+        _crash()
     return 0
+
+
+def _crash() -> NoReturn:
+    """Leave at once, whatever other threads do: the agent starts a successor, which adopts."""
+    try:
+        traceback.print_exc()
+    finally:
+        os._exit(EXIT_BUG)
 
 
 def _raise_file_limit() -> tuple[int, int]:

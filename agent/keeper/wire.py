@@ -10,7 +10,7 @@ Frames are those of `scheduler.protocol.framing`: 4 bytes of length, big-endian,
 Agent to keeper (each answered by {"is": "answer", "id": same, "ok": bool, …} in order):
 
     {"do": "attach", "id", "cluster_id", "node", "session"}
-        first message; -> store_id, boot_id, pid, limits (cgroup2|cgroup1|sampled)
+        first message; -> store_id, boot_id, pid, limits (cgroup2|cgroup1|sampled), is_disk_low
     {"do": "void", "id", "below_session"}
         durably void every order of an earlier session that has no `started`; -> voided [token]
     {"do": "list", "id"}
@@ -22,9 +22,11 @@ Agent to keeper (each answered by {"is": "answer", "id": same, "ok": bool, …} 
         (`forget` came), progress and is_ready
     {"do": "start", "id", "token", "session", "work": {fields of Work}, "lease_until_boottime_ms"}
         -> ok once `intent` is durable; started/exited follow as events. Refused (ok false, code):
-        no_lease, voided, duplicate (already known: its state is in the answer), disk_low, bad_order
+        no_lease, voided, duplicate (already known: its state is in the answer), disk_low, bad_order.
+        (An answer that exceeds a frame is refused as too_large.)
     {"do": "status", "id", "token"}
-        -> state: as in list, or "unknown"; for "unknown" the token is voided durably first
+        -> the attempt's item of `list`, or state "unknown": then its token is void, durably, and no
+        start of it is obeyed any more
     {"do": "kill", "id", "token", "by", "why", "cause", "grace_ms", "stop_signal"}
         durable `order` first; idempotent; a shorter grace replaces a longer one; -> state
     {"do": "lease", "id", "leases": {token: until_boottime_ms}}
