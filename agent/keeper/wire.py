@@ -22,8 +22,8 @@ Agent to keeper (each answered by {"is": "answer", "id": same, "ok": bool, …} 
         (`forget` came), progress and is_ready
     {"do": "start", "id", "token", "session", "work": {fields of Work}, "lease_until_boottime_ms"}
         -> ok once `intent` is durable; started/exited follow as events. Refused (ok false, code):
-        no_lease, voided, duplicate (already known: its state is in the answer), disk_low, bad_order.
-        (An answer that exceeds a frame is refused as too_large.)
+        no_lease, voided, duplicate (already known: its state is in the answer), disk_low, bad_order
+        (and too_large, for any answer that does not fit a frame)
     {"do": "status", "id", "token"}
         -> the attempt's item of `list`, or state "unknown": then its token is void, durably, and no
         start of it is obeyed any more
