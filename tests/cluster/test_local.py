@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from tests.cluster.harness import PATIENCE_S, LocalCluster, pids_with, start_ticks, wait_until
 
 
@@ -57,6 +59,7 @@ def test_members_are_restarted_alone_and_down_leaves_nothing() -> None:
         assert ports == [one["http"] for one in before["controllers"]]
 
 
+@pytest.mark.ci
 def test_a_member_that_ends_instead_of_serving_is_exit_4() -> None:
     with small_cluster() as cluster:
         cluster.kill("c1")
@@ -93,6 +96,7 @@ def test_jobs_that_are_kept_go_on_and_are_taken_back() -> None:
         assert cluster.run("logs", job).stdout == "kept\n"
 
 
+@pytest.mark.ci
 def test_in_the_foreground_ctrl_c_stops_it() -> None:
     with small_cluster() as cluster:
         cluster.run("down", "--dir", cluster.directory)
