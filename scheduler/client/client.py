@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from scheduler.client import calls
 from scheduler.client.calls import Call
@@ -20,18 +20,11 @@ from scheduler.client.connection import Body, Connections
 from scheduler.client.context import Context
 from scheduler.client.errors import ApiError, BadAnswer, ClientError, Document, WaitTimeout
 from scheduler.client.failover import Answer, Controllers, Steps, Wait, steps
-from scheduler.client.follow import (
-    Give,
-    LogChunk,
-    Open,
-    Output,
-    Pause,
-    Read,
-    ReadJob,
-    Script,
-    event_script,
-)
 from scheduler.client.waiting import Waiting
+
+if TYPE_CHECKING:
+    # Loaded only by those who follow: every command pays for what is imported here.
+    from scheduler.client.follow import LogChunk, Pause, Read, ReadJob, Script
 
 #: Phases that a job never leaves (`Stopped` can be left by a resume).
 FINAL_PHASES = frozenset(("Succeeded", "Failed", "Killed"))
@@ -244,6 +237,8 @@ class Client:
         controller serves within the deadline. An event `{"kind": "gap", …}` marks events that were
         not kept any more.
         """
+        from scheduler.client.follow import event_script
+
         yield from self._play(event_script(objects=objects, after=after))
 
     def logs(
@@ -263,6 +258,8 @@ class Client:
         its successors until the job is final. Resumes by byte offset through failovers. LogLost
         when the node does not have it (any more) or cannot be reached.
         """
+        from scheduler.client.follow import Output
+
         output = Output(target, stream=stream, attempt=attempt, is_following=follow)
         script = output.script(offset=offset, tail_bytes=tail_bytes, tail_lines=tail_lines)
         yield from self._play(script)
@@ -316,6 +313,8 @@ class Client:
 
     def _play(self, script: Script) -> Iterator[Any]:
         """Carry out what a script of `scheduler.client.follow` wants, and yield what it gives."""
+        from scheduler.client.follow import Give, Open
+
         body: Body | None = None
         reply: Any = None
         try:
@@ -344,6 +343,8 @@ class Client:
                 body.close()
 
     def _act(self, action: Read | ReadJob | Pause, body: Body | None) -> Any:
+        from scheduler.client.follow import Pause, ReadJob
+
         if isinstance(action, ReadJob):
             return self.job(action.job_id)
         if isinstance(action, Pause):
