@@ -108,11 +108,15 @@ def play(scenario: Callable[[World], Awaitable[None]], **options: Any) -> None:
 def run_virtual(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to its end in virtual time."""
     loop = VirtualLoop()
+    faults: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: faults.append(context))
     try:
         loop.run_until_complete(work)
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
+    # What a callback raises reaches nobody else.
+    assert not faults, faults
 
 
 class LoopClock:
