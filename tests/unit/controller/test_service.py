@@ -19,6 +19,7 @@ from scheduler.protocol.messages import (
     CloseBulk,
     Message,
     OpenBulk,
+    StreamFacts,
     encode_message,
 )
 from tests.unit.controller.world import PlayedAgent, World, job_spec, play, run_virtual
@@ -295,6 +296,23 @@ def test_output_that_the_node_does_not_have_is_an_error_with_its_reason(
         with pytest.raises(ServiceError, match="no such file") as raised:
             await reading
         assert raised.value.code == told
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("sha256", "is_asked"), [("e3b0c442", False), ("", True)])
+def test_an_attempt_that_printed_nothing_has_a_complete_and_empty_output(
+    sha256: str, is_asked: bool
+) -> None:
+    async def scenario(world: World) -> None:
+        agent = await world.joined()
+        job, order = await world.running(agent)
+        agent.report_finished(order, stdout=StreamFacts(size_bytes=0, sha256=sha256))
+        await world.until(lambda: world.phase(job) == "Succeeded")
+        reading = asyncio.ensure_future(collect(world.service.open_log(order.token, "stdout")))
+        if is_asked:  # nobody counted it: only the node can tell
+            BulkAgent(world, (await agent.next(OpenBulk)).request).send(BulkEnd(code="complete"))
+        assert await reading == []
 
     play(scenario)
 
