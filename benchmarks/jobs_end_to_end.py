@@ -28,7 +28,7 @@ def spawn_floor(count: int) -> float:
 def wait_all(client: Client, ids: list[int]) -> None:
     last = max(ids)
     while True:
-        page = client.jobs(states=("Pending", "Running"), limit=1)["jobs"]
+        page = client.jobs(state=("Pending", "Running"), limit=1)["jobs"]
         if not page and client.job(last)["phase"] == "Succeeded":
             return
         time.sleep(0.02)
