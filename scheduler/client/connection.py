@@ -15,6 +15,7 @@ from scheduler.client.calls import Call
 from scheduler.client.context import Context
 from scheduler.client.errors import ClientError
 from scheduler.client.failover import Answer, Broken
+from scheduler.protocol.peers import is_agent
 
 #: A stream that says nothing for this long is broken: controllers send a sign of life every 5 s.
 STREAM_SILENCE_MAX_S: Final = 20.0
@@ -141,6 +142,9 @@ class Connections:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             return Broken(_reason(url, error), is_sent=False)
+        if isinstance(connection.sock, ssl.SSLSocket) and is_agent(connection.sock.getpeercert()):
+            connection.close()
+            return Broken(f"{url}: the certificate of an agent answers there", is_sent=False)
         connection.sock.settimeout(timeout_s)
         return connection
 

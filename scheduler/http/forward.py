@@ -22,6 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 from scheduler.http.bodies import REQUEST_BYTES_MAX, TooLarge
 from scheduler.http.problems import Problem
 from scheduler.http.stream import until_gone
+from scheduler.protocol.peers import is_agent
 
 #: Marks a request that a member passed on; its value is that member's name.
 HOP_HEADER: Final = "pertinax-forwarded-by"
@@ -124,6 +125,9 @@ class Forwarder:
                 )
         except (OSError, TimeoutError) as error:
             raise LeaderLost(f"{url}: {error or 'no answer in time'}", is_sent=False) from None
+        if is_agent(writer.get_extra_info("peercert")):
+            writer.transport.abort()
+            raise LeaderLost(f"{url}: the certificate of an agent answers there", is_sent=False)
         return _Upstream(url, parts.netloc.encode(), reader, writer)
 
 
