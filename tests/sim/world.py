@@ -20,7 +20,7 @@ from tests.sim.oracle import Oracle
 
 #: Virtual seconds of faults, and those allowed for convergence afterwards.
 FAULTS_S = 10.0
-HEAL_S = 40.0
+HEAL_S = 15.0
 #: Virtual turns are the cost of a run: fewer of them than in reality.
 TICK_S = 0.05
 
