@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import sys
@@ -107,6 +106,8 @@ class Session:
             self.say(f"(@last is not remembered: {error})")
 
     def _memory_file(self) -> Path:
+        import hashlib
+
         here = hashlib.sha256(os.fsencode(Path.cwd())).hexdigest()[:16]
         return self.found.memory / f"last-{here}"
 

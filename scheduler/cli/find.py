@@ -14,7 +14,6 @@ Contexts are kept in `~/.config/pertinax/config.toml`:
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -176,6 +175,8 @@ def _read_secret(path: Path) -> str:
 
 def _memory(environment: Mapping[str, str], name: str) -> Path:
     base = environment.get("XDG_STATE_HOME") or "~/.local/state"
+    import hashlib
+
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
     return Path(base).expanduser() / "pertinax" / digest
 
