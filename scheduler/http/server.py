@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 import time
@@ -139,6 +140,8 @@ async def serve(
         timeout_keep_alive=KEEP_ALIVE_S,
     )
     config.load()
+    # It warns of every request that is none: a stranger could fill the disk with that.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     state = ServerState()
     tls = None if cert is None else _tls_context(cert, key)
     loop = asyncio.get_running_loop()
