@@ -186,8 +186,7 @@ class Guard:
                     self._core.feed(member, {"type": "timeout_now", "term": message.term})
             case SnapshotOffer():
                 if self._follow(member, message.term):
-                    self._acknowledge(member, round_=message.round)
-                    self.on_offer(member, message)
+                    self._receive_offer(member, message)
             case Admit():
                 self._receive_admit(member, message)
 
@@ -233,6 +232,16 @@ class Guard:
                 self._acknowledge(leader, round_=message.round, next_index=self._resume_index())
             case Missing():
                 self._acknowledge(leader, round_=message.round, next_index=self._resume_index())
+
+    def _receive_offer(self, leader: str, message: SnapshotOffer) -> None:
+        if message.index > self._core.commit_index:
+            self._acknowledge(leader, round_=message.round)
+            self.on_offer(leader, message)
+            return
+        # Both are committed up to here, so both logs are equal up to here. The leader must hear
+        # it: a member that restored this very snapshot would be offered it again for ever.
+        self._verified_index = max(self._verified_index, message.index)
+        self._acknowledge(leader, round_=message.round, next_index=message.index + 1)
 
     def _has_news(self) -> bool:
         """Whether more is verified and on disk than the leader was told."""

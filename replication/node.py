@@ -21,7 +21,7 @@ from typing import Final
 
 from replication import contract
 from replication.config import ReplicationConfig
-from replication.core import ENTRIES_PER_MESSAGE_MAX, CoreSettings, RaftCore
+from replication.core import CoreSettings, RaftCore
 from replication.entries import COMMAND_BYTES_MAX
 from replication.errors import (
     LeadershipLost,
@@ -35,8 +35,6 @@ from replication.interface import (
     Applied,
     ClusterStatus,
     Leadership,
-    LogStatus,
-    MemberStatus,
     RequestHandler,
     Role,
     StateMachine,
@@ -46,7 +44,8 @@ from replication.messages import RaftMessage, Vitals
 from replication.pump import Pump
 from replication.runtime import AsyncioRuntime
 from replication.snapshot import SnapshotEngine, recover
-from replication.transport import VITALS_PERIOD_S, Transport
+from replication.status import StatusDesk, empty_status
+from replication.transport import Transport
 from wal.identity import Identity, create_directory
 from wal.log import WriteAheadLog
 from wal.settings import WalSettings
@@ -107,6 +106,7 @@ class RaftLog:
         self._guard: Guard | None = None
         self._pump: Pump | None = None
         self._snapshots: SnapshotEngine | None = None
+        self._desk: StatusDesk | None = None
         self._leadership_callbacks: list[Callable[[Leadership], None]] = []
         self._fatal_callbacks: list[Callable[[BaseException], None]] = []
         self._applied_waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -217,6 +217,9 @@ class RaftLog:
         guard.on_admitted = self._forget_joining
         self._runtime, self._core, self._guard = runtime, core, guard
         self._pump, self._snapshots = pump, snapshots
+        self._desk = StatusDesk(
+            config, self._transport, log=log, core=core, pump=pump, snapshots=snapshots
+        )
         self._transport.on_message = self._receive
         self._transport.on_connected = lambda member, is_connected: pump.set_connected(
             member, is_connected=is_connected
@@ -392,6 +395,15 @@ class RaftLog:
         await self._snapshots.begin()
         return self._snapshots.newest_index
 
+    def step_down(self) -> None:
+        """Give up leadership without a successor: this host was suspended, or is not well.
+
+        The others elect after their timeout; this member may be elected again.
+        """
+        if self._core is not None and self._pump is not None and self._core.is_leading:
+            self._core.step_down(self._core.term)
+            self._pump.wake()
+
     def reload_tls(self) -> None:
         """Use renewed certificate files for new connections. Raises OSError, ssl.SSLError."""
         self._transport.reload_tls()
@@ -450,76 +462,9 @@ class RaftLog:
 
     def status(self) -> ClusterStatus:
         """As `ReplicatedLog.status`; before `start` everything is zero."""
-        log = self._log
-        return ClusterStatus(
-            cluster_id=self._config.cluster_id,
-            name=self.name,
-            leadership=self._last_leadership,
-            has_quorum=self._has_quorum(),
-            members=tuple(self._member_status(member) for member in self.members()),
-            log=LogStatus(
-                first_index=0 if log is None else log.first_index,
-                last_index=0 if log is None else log.last_index,
-                durable_index=0 if log is None else log.durable_index,
-                size_bytes=0 if log is None else log.size_bytes,
-                snapshot_index=0 if self._snapshots is None else self._snapshots.newest_index,
-            ),
-            commit_index=self.commit_index,
-            applied_index=self.applied_index,
-            apply_lag_ms=self.apply_lag_ms,
-        )
-
-    def _has_quorum(self) -> bool:
-        if self._pump is None or self._pump.is_stopped:
-            return False
-        if not self.is_leader:
-            return self._last_leadership.leader is not None
-        core = self._core
-        assert core is not None
-        limit_s = self._config.fallback_ms / 1000
-        answering = sum(1 for peer in self._config.peers if core.contact_age_s(peer) < limit_s)
-        return answering + 1 >= self._config.quorum
-
-    def _member_status(self, member: str) -> MemberStatus:
-        own = self._vitals()
-        last_index = 0 if own is None else own.last_index
-        if member == self.name:
-            return MemberStatus(
-                name=member,
-                role=self._last_leadership.role,
-                is_healthy=self._pump is not None and not self._pump.is_stopped,
-                commit_index=self.commit_index,
-                applied_index=self.applied_index,
-                lag_entries=self._lag(last_index),
-                version=self._config.version,
-            )
-        vitals = self._transport.vitals.get(member)
-        last_index = 0 if vitals is None else vitals.last_index
-        if self.is_leader and self._core is not None:
-            last_index = max(last_index, self._core.match_index(member))
-        heard_at = self._transport.heard_at.get(member)
-        limit_s = max(self._config.election_timeout_max_ms / 1000, 3 * VITALS_PERIOD_S)
-        is_heard = heard_at is not None and time.monotonic() - heard_at < limit_s
-        lag = self._lag(last_index)
-        return MemberStatus(
-            name=member,
-            role=Role.LEADER if member == self._last_leadership.leader else Role.FOLLOWER,
-            is_healthy=is_heard and lag <= ENTRIES_PER_MESSAGE_MAX,
-            commit_index=0 if vitals is None else vitals.commit_index,
-            applied_index=0 if vitals is None else vitals.applied_index,
-            lag_entries=lag,
-            version=self._transport.versions.get(member),
-        )
-
-    def _lag(self, last_index: int) -> int:
-        """Entries that a member with `last_index` lacks of the leader's log, as far as known."""
-        leader = self._last_leadership.leader
-        if leader is None:
-            return 0
-        if leader == self.name:
-            return max(0, (0 if self._log is None else self._log.last_index) - last_index)
-        vitals = self._transport.vitals.get(leader)
-        return 0 if vitals is None else max(0, vitals.last_index - last_index)
+        if self._desk is None:
+            return empty_status(self._config, self._last_leadership)
+        return self._desk.answer(self._last_leadership)
 
 
 def core_settings(config: ReplicationConfig) -> CoreSettings:

@@ -13,7 +13,7 @@ from replication.errors import (
     Overloaded,
 )
 from replication.interface import Applied, Role
-from replication.messages import AppendAck, AppendEntries
+from replication.messages import AppendAck, AppendEntries, SnapshotOffer
 from replication.proposals import Proposals
 from tests.unit.replication.bench import Bench
 from wal.errors import OutOfSpace, SyncFailed
@@ -196,3 +196,17 @@ def test_a_joining_member_is_counted_only_after_its_admission() -> None:
     bench.hear("c", AppendAck(bench.core.term, last, last + 1, False, 0, True, 0))
     admitted = [m for m in bench.sent_to("c") if type(m).__name__ == "Admit"]
     assert [(m.index, m.entry_term) for m in admitted] == [(last, bench.core.term)]  # type: ignore[union-attr]
+
+
+def test_a_member_that_has_the_offered_snapshot_says_where_to_go_on() -> None:
+    bench = Bench("a")
+    bench.storage.reset(50, 3)
+    bench.storage.sync()
+    bench = Bench("a", disk=bench.storage.disk)
+    offers: list[int] = []
+    bench.guard.on_offer = lambda _member, offer: offers.append(offer.index)
+    bench.hear("b", SnapshotOffer(4, 1, 50, 3))
+    assert bench.sent_to("b")[-1] == AppendAck(4, 50, 51, True, 1, False, 50)
+    assert offers == []
+    bench.hear("b", SnapshotOffer(4, 1, 60, 3))
+    assert offers == [60]
