@@ -46,9 +46,9 @@ from scheduler.core.records import (
     WorkerKey,
 )
 from scheduler.core.settings import SETTINGS
-from scheduler.core.tables import DIGEST_MODULUS, Table, TableView, hash_record
+from scheduler.core.tables import DIGEST_MODULUS, Table, TableView, encode_record, hash_record
 from scheduler.core.usage import Usage
-from scheduler.protocol.spec import TaskSpec
+from scheduler.protocol.spec import JobSpec, TaskSpec
 
 #: Table name -> row type, in the order of snapshots. Names are in stored bytes: never change one.
 TABLES: Final[dict[str, type]] = {
@@ -64,6 +64,10 @@ TABLES: Final[dict[str, type]] = {
     "event_logs": EventLog,
     "incidents": Incident,
 }
+
+
+#: Specifications remembered for sharing.
+SPECS_SHARED_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,8 @@ class ClusterState:
         self.touched_nodes: dict[str, None] = {}
         #: Node names in order, for placement and reasons.
         self.node_names: list[str] = []
+        #: One value for equal specifications: most of a pending job's memory.
+        self._specs: dict[bytes, JobSpec] = {}
         #: Memo of pending reasons by shape; emptied by every apply.
         self.reasons_memo: dict[Any, Any] = {}
 
@@ -180,6 +186,17 @@ class ClusterState:
         if self.clock_ms < self.old_lease_until_ms:
             return max(current, self.old_lease_ms)
         return current
+
+    def shared_spec(self, spec: JobSpec) -> JobSpec:
+        """`spec`, or an equal one that is kept already."""
+        key = encode_record(spec)
+        known = self._specs.get(key)
+        if known is not None:
+            return known
+        if len(self._specs) >= SPECS_SHARED_MAX:
+            self._specs.clear()
+        self._specs[key] = spec
+        return spec
 
     def task_spec(self, attempt: Attempt | Worker) -> TaskSpec:
         return self.jobs[attempt.job].spec.tasks[attempt.task]
@@ -393,7 +410,7 @@ class ClusterState:
         return f"{total % DIGEST_MODULUS:032x}"
 
     def load(self, meta: Meta, rows: Iterable[tuple[str, list[Any]]]) -> None:
-        """Take over a snapshot's records, by table; the state must be empty. `rebuild` must follow."""
+        """Take over a snapshot's records, by table. The state was empty; `rebuild` must follow."""
         self.cluster_id, self.incarnation = meta.cluster_id, meta.incarnation
         self.founded, self.next_job = meta.founded, meta.next_job
         self.next_incident = meta.next_incident

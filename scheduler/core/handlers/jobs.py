@@ -84,7 +84,7 @@ def _find_unsatisfiable(turn: Turn, entry: SubmitJobs) -> Rejected | None:
 
 def _create_job(turn: Turn, entry: SubmitJobs, job_id: int, submitted: SubmittedJob) -> None:
     state, at = turn.state, turn.at
-    spec = submitted.spec
+    spec = state.shared_spec(submitted.spec)
     job = Job(
         id=job_id,
         spec=spec,
