@@ -31,8 +31,6 @@ _TASK_FEATURES: Final[tuple[tuple[str, str, Predicate], ...]] = (
     ("prefer", "placement preferences are", lambda task: bool(task.prefer)),
     ("spread", "spreading over labels is", lambda task: task.spread is not None),
     ("requires", "addons are", lambda task: bool(task.requires)),
-    ("resources.disk", "reserving disk is", lambda task: task.resources.disk_bytes > 0),
-    ("resources.custom", "custom resources are", lambda task: bool(task.resources.custom)),
 )
 #: Options of `submit` and `run` that fill no field of a job yet.
 UNSUPPORTED_OPTIONS: Final = {

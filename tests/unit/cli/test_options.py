@@ -51,7 +51,7 @@ def test_every_supported_option_makes_a_valid_document(
         "--cwd", "sub", "--user", "ana", "--check", "test -s out", "--expect-output", "a",
         "--expect-output", "b", "--accept-exit", "3,4", "--wait-for-capacity", "--grace", "2s",
         "--stop-signal", "INT", "--on-disconnect", "unknown", "--on-lease-end", "kill",
-        "--label", "team=x", "--key", "k", "--", "true",
+        "--label", "team=x", "--resource", "lic=2", "--key", "k", "--", "true",
     )  # fmt: skip
     assert client.calls[-1][2] == "k"
     job = job_from_document(document)
@@ -60,7 +60,7 @@ def test_every_supported_option_makes_a_valid_document(
     assert job.wait_for_capacity
     assert task.resources.cpu_millis == 500
     assert task.resources.memory_bytes == 4 << 30
-    assert task.resources.gpu == 1
+    assert (task.resources.gpu, task.resources.custom) == (1, {"lic": 2})
     assert (task.timeout_ms, task.pending_timeout_ms) == (3_600_000, 60_000)
     assert (task.stall_timeout_ms, task.grace_ms) == (30_000, 2_000)
     assert (task.retry.limit, task.retry.node_limit) == (2, 5)
@@ -80,7 +80,6 @@ def test_every_supported_option_makes_a_valid_document(
         ("--array", "0-9%2", "tasks.main.array"),
         ("--constraint", "a == b", "tasks.main.constraints"),
         ("--requires", "x>=1", "tasks.main.requires"),
-        ("--resource", "lic=1", "tasks.main.resources.custom"),
         ("--queue", "gpu", "queue"),
         ("--after", "41", "after"),
     ],
