@@ -187,6 +187,8 @@ def _read_document(reader: _Reader, document: Table) -> ControllerConfig | None:
     if not isinstance(is_insecure, bool):
         reader.mistake("insecure", "must be true or false")
     members = _read_members(reader, document, name)
+    if is_insecure is True and not all(_is_loopback(member) for member in members.values()):
+        reader.mistake("insecure", "is for loopback addresses alone; give [tls] its files instead")
     tls = None
     if is_insecure is not True or "tls" in document:
         tls = _read_tls(reader, reader.table(document, "tls"))
@@ -293,6 +295,11 @@ def _read_settings(reader: _Reader, table: Table) -> dict[str, int | str]:
         for mistake in settings_mistakes({**default_settings(), **settings}):
             reader.mistake("settings", mistake)
     return settings
+
+
+def _is_loopback(member: Member) -> bool:
+    hosts = (member.raft[0], member.agents[0], member.http_address[0])
+    return all(host in {"localhost", "::1"} or host.startswith("127.") for host in hosts)
 
 
 def _suggest(name: str, known: Any) -> str:

@@ -49,6 +49,10 @@ SWEEP_NODES_MAX: Final = 100
 #: The loop's timer being later than this is lag that no node is to blame for.
 LAG_MS_MIN: Final = 100
 
+#: unknown_report_ttl must exceed so many times the lag from commit to apply; looked at so often.
+APPLY_LAGS_MIN: Final = 10
+LAG_CHECK_MS: Final = 10_000
+
 DoneCallback = Callable[[Applied | Exception], None]
 
 
@@ -71,6 +75,7 @@ class Duties:
         self._due_wake = asyncio.Event()
         self._armed_ms: int | None = None
         self._is_due_look_scheduled = False
+        self._lag_checked_at_ms = lead.clock.boottime_ms()
         #: When the loop last turned, as far as `_sweep` saw.
         self._turned_at_ms = lead.clock.boottime_ms()
 
@@ -181,9 +186,20 @@ class Duties:
             if not self._is_awake():
                 raise Suspended(f"the event loop stood still for {late_ms:.0f} ms")
             self._turned_at_ms = now_ms
+            self._check_apply_lag(now_ms)
             if late_ms > LAG_MS_MIN:
                 self.lead.contacts.shift(int(late_ms))
             self._declare_silent(now_ms)
+
+    def _check_apply_lag(self, now_ms: int) -> None:
+        """Say loudly when reports could expire before their attempt can be applied (4, A4)."""
+        if now_ms < self._lag_checked_at_ms + LAG_CHECK_MS:
+            return
+        self._lag_checked_at_ms = now_ms
+        lag_ms = self.lead.log.status().apply_lag_ms
+        ttl_ms = self.machine.setting_ms("unknown_report_ttl")
+        if lag_ms * APPLY_LAGS_MIN > ttl_ms:
+            logs.warning("unknown_report_ttl_too_short", ttl_ms=ttl_ms, apply_lag_ms=lag_ms)
 
     def _is_awake(self) -> bool:
         """False when the loop stood still for longer than an election: a suspended host.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from replication.errors import Certainty, NotLeader, Overloaded, ProposalError
+from replication.errors import Certainty, CommandTooLarge, NotLeader, Overloaded, ProposalError
 from scheduler.core.results import Rejected
 
 Kind = Literal["not_found", "conflict", "version", "invalid", "unavailable", "overloaded"]
@@ -77,6 +77,13 @@ def from_proposal(error: ProposalError, *, leader_http: str | None) -> ServiceEr
     """The error for a proposal or barrier that was not confirmed."""
     if isinstance(error, NotLeader):
         return NotLeaderHere(error.leader, leader_http)
+    if isinstance(error, CommandTooLarge):
+        return ServiceError(
+            "too_large",
+            f"this is too much for one change: {error}",
+            hint="split it: fewer jobs in one request, or smaller specifications",
+            kind="invalid",
+        )
     if isinstance(error, Overloaded):
         return ServiceError(
             error.code, str(error), kind="overloaded", retry_after_s=error.retry_after_s

@@ -11,7 +11,6 @@ may still have a long backlog to apply (specification 4, B3).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from replication.errors import ProposalError
@@ -57,7 +56,6 @@ class Leader:
         self._changed = asyncio.Event()
         #: Set, and replaced, whenever duties begin or end or leadership changes.
         self._opened = asyncio.Event()
-        self._on_open: list[Callable[[], None]] = []
         #: The duties while they are done; None between.
         self.duties: Duties | None = None
         log.on_leadership(self._on_leadership)
@@ -71,10 +69,6 @@ class Leader:
         except TimeoutError:
             return None
         return self.duties
-
-    def on_change(self, callback: Callable[[], None]) -> None:
-        """Call back when duties begin or end."""
-        self._on_open.append(callback)
 
     async def run(self) -> None:
         """Lead whenever this controller is elected, until cancelled."""
@@ -182,5 +176,3 @@ class Leader:
     def _tell(self) -> None:
         opened, self._opened = self._opened, asyncio.Event()
         opened.set()
-        for callback in self._on_open:
-            callback()

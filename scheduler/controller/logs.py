@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Final
 
 _LOGGER: Final = logging.getLogger("pertinax")
 #: Longest value written: what a peer sent must not fill the disk through an error message.
 VALUE_CHARS_MAX: Final = 400
+#: A file that grows beyond this is put aside, and so many of those are kept.
+FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+FILES_KEPT: Final = 3
 
 
 def set_up(*, level: str, file: Path | None) -> None:
@@ -20,7 +24,9 @@ def set_up(*, level: str, file: Path | None) -> None:
         handler = logging.StreamHandler(sys.stderr)
     else:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(file, encoding="utf-8")
+        handler = RotatingFileHandler(
+            file, maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT, encoding="utf-8"
+        )
     formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s")
     formatter.datefmt = "%Y-%m-%dT%H:%M:%S"
     formatter.converter = time.gmtime

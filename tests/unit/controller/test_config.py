@@ -104,6 +104,8 @@ def test_tls_may_only_be_left_out_aloud() -> None:
     with pytest.raises(ConfigMistakes, match=r"tls\.ca"):
         parse_config(without, PATH)
     assert parse_config("insecure = true\n" + without, PATH).tls is None
+    with pytest.raises(ConfigMistakes, match="loopback"):
+        parse_config("insecure = true\n" + without.replace("127.0.0.1", "10.0.0.1"), PATH)
 
 
 def test_no_toml_is_told_as_such() -> None:

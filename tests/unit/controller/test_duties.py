@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from scheduler.controller import reports as intake
@@ -395,3 +397,36 @@ def test_a_digest_that_stays_different_is_asked_for_less_and_less() -> None:
         assert asked == [1, 5, 13, 29]
 
     play(scenario)
+
+
+# ---- faults of ours ----------------------------------------------------------------------------
+
+
+def test_a_bug_in_a_duty_ends_the_process_instead_of_the_duty_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(world: World) -> None:
+        await world.joined()
+
+        def plan(limit: int, *, now_ms: int) -> tuple[()]:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(world.machine, "plan", plan)
+        await world.submit()
+        await world.wait(1)
+
+    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="a bug"), flatten_subgroups=True):
+        play(scenario)
+
+
+def test_an_apply_lag_near_the_registrys_patience_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(world: World) -> None:
+        status = dataclasses.replace(world.log.status(), apply_lag_ms=7_000.0)
+        monkeypatch.setattr(world.log, "status", lambda: status)
+        await world.wait(25)
+
+    play(scenario)
+    said = [line for line in caplog.messages if "unknown_report_ttl_too_short" in line]
+    assert len(said) == 2

@@ -26,9 +26,9 @@ data_dir = "data"
 cluster_id = "{cluster_id}"
 insecure = true
 [members.c1]
-raft = "a:1"
-agents = "a:2"
-http = "http://a:3"
+raft = "127.0.0.1:1"
+agents = "127.0.0.1:2"
+http = "http://127.0.0.1:3"
 [settings]
 heartbeat_timeout = "40s"
 """

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from msgspec.structs import replace
 
 from replication.errors import Overloaded
 from scheduler.controller import watch
@@ -116,6 +117,16 @@ def test_a_cordoned_node_gets_no_work_until_it_is_uncordoned() -> None:
 def test_an_overload_says_when_to_come_back() -> None:
     error = from_proposal(Overloaded("full", retry_after_s=2.5), leader_http=None)
     assert (error.kind, error.retry_after_s, error.outcome_unknown) == ("overloaded", 2.5, False)
+
+
+def test_more_than_one_entry_holds_is_refused_with_what_to_do() -> None:
+    async def scenario(world: World) -> None:
+        large = replace(job_spec(), labels={"x": "y" * 3_000_000})
+        with pytest.raises(ServiceError, match="too much for one change") as raised:
+            await world.service.submit([large], user="u", key="", body_digest="")
+        assert (raised.value.kind, raised.value.outcome_unknown) == ("invalid", False)
+
+    play(scenario)
 
 
 # ---- reads -------------------------------------------------------------------------------------
