@@ -8,6 +8,7 @@ that is over, and when all heals every job's end is committed and nothing is lef
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,14 +43,15 @@ from scheduler.protocol.messages import (
     Start,
     Verdict,
     Verdicts,
+    WantInventory,
     Welcome,
     Work,
 )
 
 from .bench import FINISH, INCARNATION, LEASE_MS, START, token
 
-JOBS = 12
-STEPS = 600
+JOBS = 60
+STEPS = 1_500
 
 
 class World:
@@ -74,8 +76,11 @@ class World:
         self.to_agent: list[Any] = []
         self.index = 1
         self.items: list[Report] = []
-        self.is_joined = False
+        self.is_joined = self.is_asking = False
         self.orders = 0
+        self.is_asking = False
+        self.asks = False
+        self.faults: tuple[Callable[[], None], ...] = ()
         # The disk.
         self.disk: dict[int, Report] = {}
         self.disk_last = 0
@@ -200,7 +205,8 @@ class World:
             return
         entry = self.rng.choice(entries)
         if entry["state"] == "intent":
-            assert entry["session"] >= self.floor, "an order outlived its session"
+            is_over = self.is_joined and entry["session"] < self.session
+            assert not is_over, "an order outlived its session"
             entry |= {"state": "running", "start": START}
             self.tell("started", entry["token"], start=START)
         else:
@@ -233,7 +239,7 @@ class World:
 
     def cut_session(self, *, is_told: bool = True) -> None:
         was_connected, self.is_connected = self.is_connected, False
-        self.is_joined = False
+        self.is_joined = self.is_asking = False
         self.to_cluster, self.to_agent = [], []
         if is_told and was_connected:
             self.handle(SessionClosed("cut"))
@@ -243,7 +249,7 @@ class World:
         waiting = [name for name, state in self.placed.items() if state == "waiting"]
         if len(self.placed) < JOBS:
             waiting.append(token(len(self.placed)))
-        if self.is_joined and waiting:
+        if self.is_joined and not self.is_asking and waiting:
             name = self.rng.choice(waiting)
             self.placed[name] = "ordered"
             self.orders += 1
@@ -256,6 +262,13 @@ class World:
                     work=Work(attempt="1/main/0#1", argv=("true",)),
                 )
             )
+
+    def ask_again(self) -> None:
+        """The digests differ: the whole inventory is wanted, with no order on its way."""
+        orders = (Start, WantInventory)
+        if self.is_joined and not any(isinstance(m, orders) for m in self.to_agent):
+            self.is_asking = True
+            self.to_agent.append(WantInventory(session=self.session))
 
     def agent_is_heard(self) -> None:
         if not self.to_cluster:
@@ -294,8 +307,9 @@ class World:
         for name, state in self.placed.items():
             if name not in named and state in ("ordered", "running"):
                 assert state == "ordered", f"{name} runs and is not in the inventory"
+                assert name not in self.ledger, f"{name} is left out though the keeper has it"
                 self.placed[name] = "waiting"
-        self.is_joined = True
+        self.is_joined, self.is_asking = True, False
         self.to_agent.append(
             Verdicts(
                 session=self.session,
@@ -326,6 +340,10 @@ class World:
         self.now_ms += after_ms
         self.handle(Tick())
 
+    def ask_rarely(self) -> None:
+        if self.asks and self.rng.random() < 0.1:
+            self.ask_again()
+
     def works(self) -> None:
         """One step in which nothing fails."""
         self.rng.choice(
@@ -341,16 +359,21 @@ class World:
                 self.place,
                 self.attach,
                 self.connect,
+                self.ask_rarely,
             )
         )()
 
     def fails(self) -> None:
-        self.rng.choice((self.cut_keeper, self.cut_session, self.crash))()
+        self.rng.choice(self.faults)()
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(24))
 def test_every_end_reaches_the_cluster_whatever_fails(seed: int) -> None:
     world = World(seed)
+    # Each fault alone, and without the asking that heals, too: one would hide what another does.
+    world.asks = seed >= 12
+    faults = (world.cut_keeper, world.cut_session, world.crash)
+    world.faults = faults if seed % 4 == 0 else faults[seed % 4 - 1 : seed % 4]
     for _ in range(STEPS):
         world.works()
         if world.rng.random() < 0.04:
