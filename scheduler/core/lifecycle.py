@@ -83,6 +83,12 @@ NODE_BLAMED: Final = frozenset(
 ADOPTABLE: Final = frozenset(
     {"exit_zero", "accepted_exit", "exit_nonzero", "signal", "oom", "output_check", "launch_error"}
 )
+#: Ends that a node can report; others are the cluster's to decide. `killed` is an order's end.
+NODE_REPORTED: Final = frozenset(
+    {name for name, cause in CAUSES.items() if cause.phase != KILLED}
+    - {"node_disconnected", "node_lost", "node_rebooted"}
+    | {"resource_overuse", "node_drain", "fenced", "killed"}
+)
 #: How an end can be known (specification 3.7).
 EVIDENCE: Final = frozenset(
     {"observed", "replayed", "proven_dead", "declared", "seen_gone", "never_started", "operator"}

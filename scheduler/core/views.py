@@ -223,7 +223,11 @@ def decision_ms(state: ClusterState, attempt: Attempt) -> tuple[int | None, str]
         return unknown.deadline_ms, f"unknown ({unknown.cause}) until its deadline"
     limit_ms = spec.grace_ms + state.setting_ms("kill_limit")
     if attempt.kill is not None:
-        return attempt.kill.at.log_ms + limit_ms, "kill: grace and kill_limit"
+        # The order went out again when its node rejoined.
+        node = state.nodes.get(attempt.placed.node)
+        claimed_ms = 0 if node is None or node.claimed is None else node.claimed.log_ms
+        since_ms = max(attempt.kill.at.log_ms, claimed_ms)
+        return since_ms + limit_ms, "kill: grace and kill_limit"
     if attempt.phase == PENDING:
         return fencing.start_due_ms(state, attempt), "start_timeout"
     started = attempt.started
@@ -271,6 +275,8 @@ def pending_reason(state: ClusterState, attempt: Attempt) -> Reason:
     """Why a Pending attempt does not run yet."""
     placed = attempt.placed
     if placed is not None:
+        if contact.unknown_of(state, attempt) is not None:
+            return Reason("Recovering", f"assigned to {placed.node}, which must rejoin first")
         waited_s = (state.clock_ms - placed.at.log_ms) / 1000
         return Reason(
             "Starting",

@@ -9,6 +9,8 @@ from scheduler.core.commands import AttemptReports, Placed, Placement, StartUnco
 from scheduler.core.lifecycle import (
     ADOPTABLE,
     DECLARED_LOST,
+    EVIDENCE,
+    NODE_REPORTED,
     PENDING,
     PROVEN,
     RUNNING,
@@ -251,32 +253,51 @@ def _end_by_finish(turn: Turn, attempt: Attempt, finish: FinishFacts) -> None:
     if finish.evidence == "never_started" and attempt.phase == PENDING:
         _apply_not_started(turn, attempt)
         return
-    cause, evidence = finish.cause, finish.evidence
-    why = finish.detail
-    by = ""
-    if cause == "killed":
-        # An order of ours ended it, and the state knows of none: an order of a time before a
-        # restore, or a stranger's. It was not the work that failed.
-        cause, by, why = "fenced", "system:node", why or "ended by an order that is not known here"
-    elif cause == "node_drain":
-        by, why = "system:leave", why or "the node left"
-    elif cause in ("fenced", "resource_overuse"):
-        by = "system:keeper"
-        why = why or cause
-    if cause in ("exit_zero", "accepted_exit") and evidence not in PROVEN:
-        # Nothing is called Succeeded that was not seen to succeed (promise 4).
-        turn.state.count("unproven_successes")
-        cause, evidence = "status_lost", "seen_gone"
+    cause, by, why = _judged(turn, attempt, finish)
+    is_disbelieved = cause == "status_lost" and finish.cause != "status_lost"
+    evidence = "seen_gone" if is_disbelieved else finish.evidence
     end_attempt(
         turn,
         attempt,
         cause,
-        evidence=evidence,
+        evidence=evidence if evidence in EVIDENCE else "seen_gone",
         by=by,
         why=why,
         finish=finish,
         is_tree_gone=finish.is_tree_gone,
     )
+
+
+def _judged(turn: Turn, attempt: Attempt, finish: FinishFacts) -> tuple[str, str, str]:
+    """(cause, by, why) of a reported end: what cannot be believed is `status_lost`."""
+    cause, why = finish.cause, finish.detail
+    if cause not in NODE_REPORTED:
+        turn.state.count("malformed_reports")
+        return "status_lost", "", f"its node reported {cause!r}"
+    if cause in ("exit_zero", "accepted_exit") and not _is_proven_success(turn, attempt, finish):
+        # Nothing is called Succeeded that was not seen to succeed (promise 4).
+        turn.state.count("unproven_successes")
+        return "status_lost", "", f"{cause} was reported without proof"
+    if cause == "killed":
+        # An order ended it that the state does not know: one of a time before a restore. It was
+        # not the work that failed.
+        if attempt.kill is not None:
+            return attempt.kill.cause, attempt.kill.by, attempt.kill.why
+        return "fenced", "system:node", why or "ended by an order that is not known here"
+    if cause == "node_drain":
+        return cause, "system:leave", why or "its node left the cluster"
+    if cause in ("fenced", "resource_overuse"):
+        return cause, "system:keeper", why or cause
+    return cause, "", why
+
+
+def _is_proven_success(turn: Turn, attempt: Attempt, finish: FinishFacts) -> bool:
+    if finish.evidence not in PROVEN:
+        return False
+    if finish.cause == "exit_zero":
+        return finish.exit_code == 0
+    meanings = turn.state.task_spec(attempt).exit_codes
+    return finish.exit_code is not None and meanings.get(finish.exit_code) == "success"
 
 
 def _note_late_truth(turn: Turn, attempt: Attempt, finish: FinishFacts) -> None:
@@ -310,6 +331,10 @@ def _adopter(turn: Turn, attempt: Attempt, finish: FinishFacts) -> Attempt | Non
     if finish.was_signalled or finish.cause not in ADOPTABLE or not finish.is_tree_gone:
         return None
     if finish.evidence not in PROVEN:
+        return None
+    if finish.cause in ("exit_zero", "accepted_exit") and not _is_proven_success(
+        turn, attempt, finish
+    ):
         return None
     worker = state.workers[attempt.worker]
     if attempt.replaced_by is None or attempt.replaced_by != worker.attempt:

@@ -405,3 +405,30 @@ def test_with_fail_fast_the_first_failure_ends_the_others() -> None:
     view = core.view(job_id)
     assert (view["phase"], view["cause"]) == ("Failed", "oom")
     assert view["tasks"][1]["phase"] == "Killed"
+
+
+# ---- what a node may say -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"cause": "made_up"}, ("Failed", "status_lost", "seen_gone")),
+        ({"cause": "user_cancel"}, ("Failed", "status_lost", "seen_gone")),
+        ({"cause": "exit_zero", "exit_code": 3}, ("Failed", "status_lost", "seen_gone")),
+        ({"cause": "exit_zero", "evidence": "seen_gone"}, ("Failed", "status_lost", "seen_gone")),
+        ({"cause": "accepted_exit", "exit_code": 7}, ("Failed", "status_lost", "seen_gone")),
+        ({"cause": "accepted_exit", "exit_code": 143}, ("Succeeded", "accepted_exit", "observed")),
+        ({"cause": "oom", "evidence": "hearsay"}, ("Failed", "oom", "seen_gone")),
+        ({"cause": "node_drain"}, ("Killed", "node_drain", "observed")),
+        ({"cause": "killed"}, ("Killed", "fenced", "observed")),
+        ({"cause": "resource_overuse"}, ("Killed", "resource_overuse", "observed")),
+    ],
+)
+def test_an_end_is_believed_only_as_far_as_it_is_proven(
+    facts: dict[str, Any], expected: tuple[str, str, str]
+) -> None:
+    core = Core()
+    job_id, token = core.given_running(exit_codes={143: "success"}, retry=Retry(node_limit=0))
+    core.report(core.finished(token, **facts))
+    assert core.end_of(job_id) == expected
