@@ -30,6 +30,7 @@ from replication.errors import ReplicationError
 from replication.interface import Leadership, ReplicatedLog
 from replication.node import RaftLog
 from scheduler.controller import logs
+from scheduler.controller.agreement import Agreement, Diverged, refuse_marked
 from scheduler.controller.certs import CONTROLLER, read_token_file, server_context
 from scheduler.controller.clock import SystemClock
 from scheduler.controller.config import ConfigMistakes, ControllerConfig, load_config
@@ -70,13 +71,14 @@ class Controller:
     port: AgentPort
     hub: EventHub
     service: Service
+    agreement: Agreement
 
 
 def build(config: ControllerConfig, founding: Founding) -> Controller:
     """All parts, wired and not started. Raises ReplicationError for settings out of order."""
     metrics, hub = Metrics(), EventHub(render=event_view)
     machine = ClusterMachine(hub, metrics)
-    log: ReplicatedLog = RaftLog(replication_config(config, founding), machine)
+    log = RaftLog(replication_config(config, founding), machine)
     port = AgentPort(config, log, metrics)
     leader = Leader(
         config=config,
@@ -96,7 +98,8 @@ def build(config: ControllerConfig, founding: Founding) -> Controller:
         hub=hub,
         metrics=metrics,
     )
-    return Controller(config, log, machine, leader, port, hub, service)
+    agreement = Agreement(log=log, machine=machine, metrics=metrics, data_dir=config.data_dir)
+    return Controller(config, log, machine, leader, port, hub, service, agreement)
 
 
 def replication_config(config: ControllerConfig, founding: Founding) -> ReplicationConfig:
@@ -140,20 +143,25 @@ async def run(config: ControllerConfig, founding: Founding) -> None:
         stop.set()
 
     controller.log.on_fatal(fail)
+    controller.agreement.on_fatal(fail)
     controller.log.on_leadership(status.write)
     async with _serving(controller):
         status.write(controller.log.leadership)
         logs.info("controller_started", name=config.name, pid=os.getpid())
-        leading = asyncio.create_task(controller.leader.run(), name="leader")
-        leading.add_done_callback(lambda task: _note_end(task, fail))
+        tasks = [
+            asyncio.create_task(controller.leader.run(), name="leader"),
+            asyncio.create_task(controller.agreement.run(), name="agreement"),
+        ]
+        for task in tasks:
+            task.add_done_callback(lambda ended: _note_end(ended, fail))
         try:
             await stop.wait()
             if not failure:
                 await _hand_over(controller.log)
         finally:
-            leading.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await leading
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
     status.remove()
     if failure:
         raise Fatal(f"{type(failure[0]).__name__}: {failure[0]}") from failure[0]
@@ -215,7 +223,7 @@ async def _hand_over(log: ReplicatedLog) -> None:
 def _note_end(task: asyncio.Task[None], fail: object) -> None:
     assert callable(fail)
     if not task.cancelled() and (error := task.exception()) is not None:
-        logs.error("leader_failed", cause=error)
+        logs.error("task_failed", task=task.get_name(), cause=error)
         fail(error)
 
 
@@ -255,9 +263,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = load_config(arguments.config)
         founding = read_founding(config)
-    except (ConfigMistakes, NotFounded, OSError) as error:
+        refuse_marked(config.data_dir)
+    except (ConfigMistakes, NotFounded, Diverged, OSError) as error:
         print(f"pertinax controller: {error}", file=sys.stderr)  # noqa: T201 -- before logs exist
-        return EXIT_CONFIG
+        return EXIT_FATAL if isinstance(error, Diverged) else EXIT_CONFIG
     logs.set_up(level=config.log_level, file=config.log_file)
     try:
         uvloop.run(run(config, founding))

@@ -74,6 +74,12 @@ class Metrics:
         self.jobs = gauge("jobs", "Jobs by phase", "phase")
         self.nodes = gauge("nodes", "Nodes by phase", "phase")
         self.registry_size = gauge("registry_reports", "Reports waiting for their attempt")
+        self.digest_agreed_index = gauge(
+            "digest_agreed_index", "Newest index at which all members that answered had one state"
+        )
+        self.digest_mismatches = counter(
+            "digest_mismatches", "Comparisons in which the members' states differed: an alarm"
+        )
         self.replicated = gauge("replicated_count", "Counters of the replicated state", "name")
 
     def text(self) -> str:

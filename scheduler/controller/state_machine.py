@@ -35,12 +35,15 @@ class ClusterMachine:
         self._metrics = metrics
         self._callbacks: list[AppliedCallback] = []
         self._applied_index = 0
+        self._refusal: Exception | None = None
 
     # ---- replication.interface.StateMachine ----------------------------------------------------
 
     def apply(self, index: int, term: int, command: bytes) -> object:
         """Apply one entry; its proposer is told the outcome. Raises for an unknown entry."""
         del term
+        if self._refusal is not None:
+            raise self._refusal
         entry = decode_entry(command)
         applied = apply(self.state, entry, index)
         self._applied_index = index
@@ -60,6 +63,10 @@ class ClusterMachine:
         self.state = restore_state(chunks)
         self._applied_index = index
         self._hub.restart(index)
+
+    def refuse_all(self, error: Exception) -> None:
+        """Let the next apply raise `error`: this state is wrong, and nothing of it may be told."""
+        self._refusal = error
 
     # ---- for the leader's duties ---------------------------------------------------------------
 
