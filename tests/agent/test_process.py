@@ -68,7 +68,8 @@ async def host(directory: Path) -> AsyncIterator[tuple[Host, Controller]]:
         try:
             yield one, leader
         finally:
-            await one.leave()
+            if "exit_code" not in one.status():
+                await one.leave()
             for process in one.processes:
                 with suppress(ProcessLookupError):
                     process.kill()
