@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from replication.config import ReplicationConfig, TlsFiles
+from replication.errors import ProposalError
 from replication.interface import Applied, SnapshotView
 from replication.node import RaftLog, found_member
 
@@ -128,7 +129,22 @@ class Members:
             leader = await self.leader()
             try:
                 return await leader.propose(command)
-            except Exception:
+            except ProposalError:
+                assert asyncio.get_running_loop().time() < deadline
+                await asyncio.sleep(0.05)
+
+    async def propose_all(self, commands: list[bytes]) -> int:
+        """Propose all at once, each until it is applied; returns the last index."""
+        applied = await asyncio.gather(*[self.propose(command) for command in commands])
+        return max(outcome.index for outcome in applied)
+
+    async def barrier(self, log: RaftLog) -> int:
+        """A read barrier, tried again while leadership moves."""
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        while True:
+            try:
+                return await log.read_barrier(timeout_s=PATIENCE_S)
+            except ProposalError:
                 assert asyncio.get_running_loop().time() < deadline
                 await asyncio.sleep(0.05)
 
