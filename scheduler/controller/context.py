@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -32,6 +34,21 @@ class Lead:
     endings: EndingProposals = field(default_factory=EndingProposals)
     #: The takeover entry of this leadership is applied: orders and admissions may begin.
     is_open: bool = False
+    #: Ends the duties, and with them the process, when a callback of theirs met a bug.
+    fault: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def guard(self, callback: Callable[..., None], *arguments: object) -> None:
+        """Run a callback of the loop whose failure must not pass unseen.
+
+        The loop itself would log it and go on, with a duty left undone that nobody takes up again.
+        """
+        try:
+            callback(*arguments)
+        except Exception as error:  # noqa: BLE001 -- the outermost frame; `fault` ends the process
+            if not self.fault.done():
+                self.fault.set_exception(error)
 
     def encode(self, entry: Entry, *, actor: str = "") -> bytes:
         """`entry`, stamped with log time, wall clock and who is behind it."""

@@ -100,6 +100,7 @@ class Duties:
                 group.create_task(self._expire(), name="expire")
                 group.create_task(self._sweep(), name="sweep")
                 group.create_task(self.heartbeats.run(), name="heartbeats")
+                group.create_task(_wait(lead.fault), name="fault")
         finally:
             lead.is_open = False
             self.orders.stop()
@@ -117,7 +118,7 @@ class Duties:
         if not self._is_due_look_scheduled:
             # Once per loop turn, however many entries it applied.
             self._is_due_look_scheduled = True
-            asyncio.get_running_loop().call_soon(self._look_at_due)
+            asyncio.get_running_loop().call_soon(self.lead.guard, self._look_at_due)
 
     def _look_at_due(self) -> None:
         self._is_due_look_scheduled = False
@@ -291,7 +292,9 @@ class Duties:
             return
         settle_s = self.machine.setting_ms("disconnect_settle") / 1000
         loop = asyncio.get_running_loop()
-        self._settling[contact.name] = loop.call_later(settle_s, self._settled, contact)
+        self._settling[contact.name] = loop.call_later(
+            settle_s, self.lead.guard, self._settled, contact
+        )
 
     def _settled(self, contact: Contact) -> None:
         self._settling.pop(contact.name, None)
@@ -369,6 +372,10 @@ class Duties:
                 code = applied.result.code
                 logs.warning("proposal_rejected", entry=type(entry).__name__, code=code)
             return applied.result
+
+
+async def _wait(future: asyncio.Future[None]) -> None:
+    await future
 
 
 def _wait_s(wait_ms: int | None) -> float | None:

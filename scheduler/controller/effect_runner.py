@@ -47,7 +47,7 @@ class EffectRunner:
         self._touched[node] = None
         if not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            asyncio.get_running_loop().call_soon(self._lead.guard, self._turn)
 
     def stop(self) -> None:
         """Leadership is over: what was not sent is forgotten, the next leader derives it."""

@@ -59,7 +59,7 @@ class ReportIntake:
             self._lead.metrics.reports_deferred.inc(len(reports) - max(room, 0))
         taken = reports[: max(room, 0)]
         if taken and not intake.waiting:
-            asyncio.get_running_loop().call_soon(self.flush, contact)
+            asyncio.get_running_loop().call_soon(self._lead.guard, self.flush, contact)
         intake.waiting.extend(taken)
 
     def flush(self, contact: Contact) -> None:

@@ -253,7 +253,7 @@ class AgentPort:
             return
         # Any hello of the node's own certificate and UUID shows that its agent lives.
         duties.note_hello(hello)
-        wait_ms = self._admission.ask(f"{hello.name} {hello.node_uuid}", duties.now_ms())
+        wait_ms = self._admission.ask(hello.name, duties.now_ms())
         if wait_ms:
             self._metrics.hellos.add("come_back")
             link.close(ComeBack(after_ms=wait_ms))

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from scheduler.controller import effect_runner
 from scheduler.controller import reports as intake
 from scheduler.core.commands import AttemptReports, DeadlinesPassed, Placed, decode_entry
 from scheduler.protocol.digest import inventory_digest
@@ -412,6 +413,20 @@ def test_a_bug_in_a_duty_ends_the_process_instead_of_the_duty_alone(
             raise RuntimeError("a bug")
 
         monkeypatch.setattr(world.machine, "plan", plan)
+        await world.submit()
+        await world.wait(1)
+
+    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="a bug"), flatten_subgroups=True):
+        play(scenario)
+
+
+def test_a_bug_in_a_callback_ends_the_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def orders(*arguments: object, **options: object) -> tuple[()]:
+        raise RuntimeError("a bug")
+
+    async def scenario(world: World) -> None:
+        await world.joined()
+        monkeypatch.setattr(effect_runner, "pending_effects", orders)
         await world.submit()
         await world.wait(1)
 
