@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -260,8 +261,10 @@ def _watch(look: Callable[[], Document]) -> None:
             if found.is_json:
                 if listed != seen:
                     found.print_line({"jobs": listed})
-            else:
+            elif sys.stdout.isatty():
                 print(f"\x1b[H\x1b[2J{_jobs_table(listed)}", flush=True)
+            elif listed != seen:
+                print(_jobs_table(listed), flush=True)
             seen = listed
         time.sleep(WATCH_S)  # the pace of reading, not a wait for a condition
 

@@ -83,7 +83,11 @@ def up(
     )
     ran_before = _is_running(root)
     with _StatusLine() as line:
-        document = start(root, wishes, say=line.show)
+        try:
+            document = start(root, wishes, say=line.show)
+        except KeyboardInterrupt:
+            session().say(f"\ninterrupted; `pertinax down --dir {root}` stops what was started")
+            raise
     if session().is_json and (detach or ran_before):
         session().print_json(document)
     elif ran_before:
@@ -128,8 +132,11 @@ def ensure_up(root: Path) -> None:
 
 
 def _root(directory: str | None) -> Path:
-    if directory is not None:
-        return Path(directory).expanduser().absolute()
+    return Path(directory).expanduser().absolute() if directory is not None else default_root()
+
+
+def default_root() -> Path:
+    """The directory that is meant when none is named, whether a cluster is there or not."""
     # As every other command: whoever works on a cluster by its directory means that one here, too.
     named = os.environ.get("PERTINAX_CLUSTER", "")
     if "://" not in named and (os.sep in named or Path(named or "/dev/null").is_dir()):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from scheduler.cli.failure import Exit, Failure
 from scheduler.cli.options import job_document, job_options
 from scheduler.cli.output import OutputWriter
 from scheduler.cli.submit import send
-from scheduler.client.errors import ClientError, LogLost
+from scheduler.client.errors import ClientError, LogLost, WaitTimeout
 
 #: Exit codes of shells for what could not be started.
 NOT_FOUND_CODE: Final = 127
@@ -27,6 +26,8 @@ NOT_THE_JOB_CODE: Final = 125
 OUT_OF_MEMORY_CODE: Final = 137
 #: Seconds after the job's end in which the rest of its output must have come.
 DRAIN_S: Final = 30.0
+#: Seconds between two looks whether somebody still reads the output (`run … | head`).
+READER_CHECK_S: Final = 5.0
 #: Seconds after the first Ctrl-C in which a second one kills the job.
 SECOND_INTERRUPT_S: Final = 2.0
 
@@ -121,7 +122,14 @@ def _follow(found: Session, job_id: str) -> Document:
     followers = [_Follower(found, job_id, name) for name in ("stdout", "stderr")]
     for follower in followers:
         follower.start()
-    final = found.client.wait([job_id])[0]
+    final = None
+    while final is None:
+        try:
+            final = found.client.wait([job_id], timeout_s=READER_CHECK_S)[0]
+        except WaitTimeout:
+            if any(follower.is_reader_gone for follower in followers):
+                found.say(f"nobody reads the output any more; job {job_id} goes on")
+                raise BrokenPipeError from None
     ends_at = monotonic() + DRAIN_S
     for follower in followers:
         follower.join(max(0.0, ends_at - monotonic()))
@@ -151,9 +159,14 @@ class _Follower(threading.Thread):
         except (ClientError, OSError) as error:
             self._error = error
 
+    @property
+    def is_reader_gone(self) -> bool:
+        """True when what the output is piped into has ended."""
+        return isinstance(self._error, BrokenPipeError)
+
     def report(self) -> None:
         """Say what of the output is missing. The job's own end decides the exit code."""
-        if isinstance(self._error, BrokenPipeError):
+        if self.is_reader_gone:
             return  # the reader went away: it wanted no more
         if isinstance(self._error, LogLost) and self._is_empty():
             return  # asked just between its end and the record of it
@@ -183,12 +196,11 @@ def _interrupted(found: Session, job_id: str) -> int:
 
 def _ensure_cluster(found: Session) -> None:
     """Start the cluster that is found here when it does not run, or make one when none is."""
-    from scheduler.cli.find import LOCAL_NAME, nearest_local
-    from scheduler.cli.local import ensure_up
+    from scheduler.cli.local import default_root, ensure_up
 
     try:
         _ = found.found
     except Failure as failure:
         if failure.code not in ("no_cluster", "not_running") or found.cluster:
             raise
-        ensure_up(nearest_local(Path.cwd()) or Path.cwd() / LOCAL_NAME)
+        ensure_up(default_root())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -87,6 +88,36 @@ def test_lost_output_is_said_and_changes_no_exit_code(
     monkeypatch.setattr(FakeClient, "logs", lose)
     done = pertinax("run", "--", "x")
     assert done == Done(0, "", "(its stdout is not complete: missing from a1)\n")
+
+
+def test_when_nobody_reads_the_output_any_more_the_job_is_left_alone(
+    client: FakeClient, pertinax: Pertinax, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def close(*_: Any) -> None:
+        raise BrokenPipeError
+
+    gone = threading.Event()
+    wait = FakeClient.wait
+
+    def wait_for_both(self: FakeClient, *args: Any, **options: Any) -> Any:
+        assert gone.wait(30)
+        return wait(self, *args, **options)
+
+    class Follower(module._Follower):
+        def run(self) -> None:
+            super().run()
+            if self.is_reader_gone:
+                gone.set()
+
+    monkeypatch.setattr(module, "_Follower", Follower)
+    monkeypatch.setattr(FakeClient, "wait", wait_for_both)
+    monkeypatch.setattr("scheduler.cli.output.OutputWriter.write", close)
+    # The descriptor of standard output is the test runner's here: it must not be replaced.
+    monkeypatch.setattr("scheduler.cli.main._broken_pipe", lambda: 141)
+    client.logs_by_stream["stdout"] = [b"x"]
+    done = pertinax("run", "--", "yes")  # it stays Pending
+    assert done.code == 141
+    assert "job 1 goes on" in done.err
 
 
 def test_ctrl_c_detaches_and_says_how_to_come_back(
