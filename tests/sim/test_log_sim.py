@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim.plants import PLANTS, planted
 from tests.sim.world import run_seed
 
 QUICK_SEEDS = range(40)
