@@ -23,8 +23,16 @@ from scheduler.core.lifecycle import (
     SUCCEEDED,
     TERMINAL,
 )
-from scheduler.core.records import Attempt, Job, Node, Worker
-from scheduler.core.state import ClusterState, StateView, holds_place, is_waiting, needs_orders
+from scheduler.core.records import (
+    Attempt,
+    Job,
+    Node,
+    Worker,
+    holds_place,
+    is_waiting,
+    needs_orders,
+)
+from scheduler.core.state import ClusterState, StateView
 from scheduler.core.usage import Usage
 
 SUCCESS_CAUSES = frozenset(name for name, cause in CAUSES.items() if cause.phase == SUCCEEDED)

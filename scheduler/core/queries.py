@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
-from scheduler.core import views
+from scheduler.core import decisions, views
+from scheduler.core.decisions import View
 from scheduler.core.lifecycle import JOB_PHASES, TERMINAL
 from scheduler.core.records import Attempt, Event, Job, Worker
 from scheduler.core.turn import attempt_events, job_events
-from scheduler.core.views import View, event_view
+from scheduler.core.views import event_view
 from scheduler.protocol.ids import BadId, Target
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def is_job_overdue(state: ClusterState, job: Job, *, now_ms: int | None = None) 
     """Whether an attempt of it is past the instant that decides it."""
     now = state.clock_ms if now_ms is None else max(now_ms, state.clock_ms)
     return job.phase not in TERMINAL and any(
-        views.is_overdue(state, attempt, now_ms=now)
+        decisions.is_overdue(state, attempt, now_ms=now)
         for attempt in views.current_attempts(state, job)
     )
 
@@ -314,7 +315,7 @@ def incidents_view(state: ClusterState) -> list[View]:
         {
             "number": incident.number,
             "index": incident.at.index,
-            "time": views.time_of(incident.at),
+            "time": decisions.time_of(incident.at),
             "kind": incident.kind,
             "object": incident.object,
             "node": incident.node,
@@ -333,7 +334,7 @@ def orphans_view(state: ClusterState) -> list[View]:
             "token": orphan.token,
             "node": orphan.node,
             "worker": orphan.worker or None,
-            "since": views.time_of(orphan.since),
+            "since": decisions.time_of(orphan.since),
             "pid": None if orphan.start is None else orphan.start.pid,
         }
         for orphan in state.orphans.sorted_rows()
@@ -350,7 +351,7 @@ def cluster_view(state: ClusterState) -> View:
     return {
         "cluster_id": state.cluster_id,
         "incarnation": state.incarnation,
-        "founded_at": views.time_of(state.founded),
+        "founded_at": decisions.time_of(state.founded),
         "term": state.term,
         "registry": registry_view(state),
         "jobs_by_phase": jobs_by_phase(state),
@@ -361,4 +362,4 @@ def cluster_view(state: ClusterState) -> View:
 
 def as_of(state: ClusterState) -> dict[str, Any]:
     """`{index, time}` of the newest applied entry."""
-    return {"index": state.index, "time": views.rfc3339(state.wall_ms)}
+    return {"index": state.index, "time": decisions.rfc3339(state.wall_ms)}

@@ -389,3 +389,27 @@ class Meta(Record, frozen=True):
     #: A lowered transient_timeout counts only from then on; before, the old one does.
     old_lease_ms: int = 0
     old_lease_until_ms: int = 0
+
+
+# ---- what an attempt is to its node --------------------------------------------------------------
+
+
+def holds_place(attempt: Attempt) -> bool:
+    """Whether it keeps resources: placed, and not proven gone."""
+    ended = attempt.ended
+    return attempt.placed is not None and (ended is None or not ended.is_tree_gone)
+
+
+def needs_orders(attempt: Attempt) -> bool:
+    """Whether its node may have to be told something about it."""
+    if attempt.placed is None:
+        return False
+    ended = attempt.ended
+    if ended is None:
+        return attempt.phase == "Pending" or attempt.kill is not None
+    return attempt.is_unwanted or not ended.is_tree_gone
+
+
+def is_waiting(attempt: Attempt) -> bool:
+    """Whether it wants a node."""
+    return attempt.placed is None and attempt.phase == "Pending"

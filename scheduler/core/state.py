@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
-from scheduler.core import contact, fencing
+from scheduler.core import due_times, fencing
 from scheduler.core.due import (
     DISCONNECT,
     JOB_RETENTION,
@@ -25,7 +26,7 @@ from scheduler.core.due import (
     UNKNOWN,
     DueIndex,
 )
-from scheduler.core.lifecycle import PENDING, TERMINAL
+from scheduler.core.lifecycle import TERMINAL
 from scheduler.core.pending import PendingIndex, make_shape
 from scheduler.core.records import (
     Attempt,
@@ -44,6 +45,9 @@ from scheduler.core.records import (
     Tombstone,
     Worker,
     WorkerKey,
+    holds_place,
+    is_waiting,
+    needs_orders,
 )
 from scheduler.core.settings import SETTINGS
 from scheduler.core.tables import DIGEST_MODULUS, Table, TableView, encode_record, hash_record
@@ -76,27 +80,6 @@ class StateView:
 
     meta: Meta
     tables: dict[str, TableView[Any, Any]]
-
-
-def holds_place(attempt: Attempt) -> bool:
-    """Whether it keeps resources: placed, and not proven gone."""
-    ended = attempt.ended
-    return attempt.placed is not None and (ended is None or not ended.is_tree_gone)
-
-
-def needs_orders(attempt: Attempt) -> bool:
-    """Whether its node may have to be told something about it."""
-    if attempt.placed is None:
-        return False
-    ended = attempt.ended
-    if ended is None:
-        return attempt.phase == PENDING or attempt.kill is not None
-    return attempt.is_unwanted or not ended.is_tree_gone
-
-
-def is_waiting(attempt: Attempt) -> bool:
-    """Whether it wants a node."""
-    return attempt.placed is None and attempt.phase == PENDING
 
 
 class ClusterState:
@@ -143,7 +126,7 @@ class ClusterState:
         self.todo: dict[str, dict[AttemptKey, None]] = {}
         self.usage: dict[str, Usage] = {}
         self.pending = PendingIndex()
-        self.due = DueIndex(self.due_at)
+        self.due = DueIndex(partial(due_times.due_at, self))
         self.jobs_by_phase: dict[str, int] = {}
         self.live_jobs: dict[int, None] = {}
         self.registry_size = 0
@@ -361,13 +344,6 @@ class ClusterState:
         self.job_tombstones.put(stone.job, stone)
         self.due.note(JOB_TOMBSTONE_RETENTION, stone.job)
 
-    # ---- deadlines -----------------------------------------------------------------------------
-
-    def due_at(self, kind: str, key: Any) -> int | None:
-        """True deadline of one thing, in log time; None when nothing is due for it."""
-        at: int | None = _DUE_AT[kind](self, key)
-        return at
-
     # ---- views, digest, restore ----------------------------------------------------------------
 
     def table(self, name: str) -> Table[Any, Any]:
@@ -467,86 +443,4 @@ _KEY_OF: Final[dict[str, Callable[[Any], Any]]] = {
     "orphans": attrgetter("token"),
     "event_logs": attrgetter("object"),
     "incidents": attrgetter("number"),
-}
-
-
-# ---- true deadlines ----------------------------------------------------------------------------
-
-
-def _disconnect_due(state: ClusterState, name: str) -> int | None:
-    node = state.nodes.get(name)
-    return None if node is None or node.disconnect is None else node.disconnect.log_ms
-
-
-def _unknown_due(state: ClusterState, name: str) -> int | None:
-    node = state.nodes.get(name)
-    if node is None or not state.on_node.get(name):
-        return None
-    deadline_ms = contact.node_deadline_ms(state, node)
-    if deadline_ms is None or not contact.has_undecided(state, name):
-        return None
-    return deadline_ms
-
-
-def _marked_due(state: ClusterState, key: AttemptKey) -> int | None:
-    attempt = state.attempts.get(key)
-    if attempt is None or attempt.ended is not None or attempt.mark is None:
-        return None
-    unknown = contact.unknown_of(state, attempt)
-    return None if unknown is None else unknown.deadline_ms
-
-
-def _pending_due(state: ClusterState, key: AttemptKey) -> int | None:
-    attempt = state.attempts.get(key)
-    if attempt is None or not is_waiting(attempt):
-        return None
-    limit_ms = state.task_spec(attempt).pending_timeout_ms
-    return None if limit_ms is None else attempt.created.log_ms + limit_ms
-
-
-def _registry_due(state: ClusterState, key: tuple[str, str]) -> int | None:
-    queue = state.registry.get(key)
-    if queue is None:
-        return None
-    return queue.reports[0].at.log_ms + state.setting_ms("unknown_report_ttl")
-
-
-def _job_due(state: ClusterState, job_id: int) -> int | None:
-    job = state.jobs.get(job_id)
-    if job is None or job.ended is None or fencing.is_job_held(state, job):
-        return None
-    return job.ended.log_ms + job.spec.retention_ms
-
-
-def _key_due(state: ClusterState, key: tuple[str, str]) -> int | None:
-    row = state.keys.get(key)
-    if row is None or row.open_count:
-        return None
-    return row.final_ms + state.setting_ms("idempotency_retention")
-
-
-def _tombstone_due(state: ClusterState, token: str) -> int | None:
-    stone = state.tombstones.get(token)
-    if stone is None or not stone.is_tree_gone:
-        return None
-    return stone.at.log_ms + state.setting_ms("tombstone_retention")
-
-
-def _job_tombstone_due(state: ClusterState, job_id: int) -> int | None:
-    stone = state.job_tombstones.get(job_id)
-    if stone is None:
-        return None
-    return stone.at.log_ms + state.setting_ms("tombstone_retention")
-
-
-_DUE_AT: Final[dict[str, Any]] = {
-    DISCONNECT: _disconnect_due,
-    UNKNOWN: _unknown_due,
-    MARKED: _marked_due,
-    PENDING_LIMIT: _pending_due,
-    REGISTRY: _registry_due,
-    JOB_RETENTION: _job_due,
-    KEY_RETENTION: _key_due,
-    TOMBSTONE_RETENTION: _tombstone_due,
-    JOB_TOMBSTONE_RETENTION: _job_tombstone_due,
 }
