@@ -121,7 +121,7 @@ def test_nesting_does_not_break_the_keepers_reader() -> None:
         reader.feed(len(body).to_bytes(4, "big") + body)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     st.sampled_from(
         ["started", "finished", "progress", "frozen", "ready", "disk", "tree_gone", ""]
@@ -137,7 +137,7 @@ def test_no_event_of_the_keeper_breaks_the_core(kind: str, fields: dict[str, Any
     assert msgpack.packb(START)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(st.dictionaries(st.sampled_from(["token", "state", "start", "finish"]), PLAIN)))
 def test_no_list_of_the_keeper_breaks_the_core(items: list[dict[str, Any]]) -> None:
     bench = Bench()
