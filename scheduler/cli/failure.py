@@ -182,6 +182,8 @@ def _of_client(error: Any) -> Failure:
         exit_code = _BY_CODE.get(error.code) or _BY_STATUS.get(error.status, Exit.FAILED)
     elif isinstance(error, errors.NotAvailable):
         exit_code = Exit.UNAVAILABLE
+    elif isinstance(error, errors.BadKey):
+        exit_code = Exit.USAGE
     elif isinstance(error, errors.WaitTimeout):
         exit_code = Exit.TIMED_OUT
     elif isinstance(error, errors.LogLost):

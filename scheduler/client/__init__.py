@@ -11,6 +11,7 @@ from scheduler.client.context import Context
 from scheduler.client.errors import (
     ApiError,
     BadAnswer,
+    BadKey,
     ClientError,
     Document,
     LogLost,
@@ -29,6 +30,7 @@ __all__ = [
     "ApiError",
     "AsyncClient",
     "BadAnswer",
+    "BadKey",
     "Client",
     "ClientError",
     "Context",

@@ -77,7 +77,7 @@ class AsyncClient:
 
     async def submit(self, document: Mapping[str, Any], *, key: str | None = None) -> Document:
         """As `Client.submit`."""
-        return await self.send(calls.submit(document, key=key or new_key()))
+        return await self.send(calls.submit(document, key=new_key() if key is None else key))
 
     async def submit_many(
         self,
@@ -87,7 +87,9 @@ class AsyncClient:
         fields: Sequence[str] = (),
     ) -> Document:
         """As `Client.submit_many`."""
-        return await self.send(calls.submit_many(documents, key=key or new_key(), fields=fields))
+        return await self.send(
+            calls.submit_many(documents, key=new_key() if key is None else key, fields=fields)
+        )
 
     async def jobs(self, **filters: Any) -> Document:
         """As `Client.jobs`."""

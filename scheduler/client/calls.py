@@ -8,8 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote, urlencode
+
+from scheduler.client.errors import BadKey
+
+#: Longest idempotency key, characters: what the controllers take.
+KEY_CHARS_MAX: Final = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +65,24 @@ def segment(text: str | int) -> str:
     return quote(str(text), safe="")
 
 
+def checked_key(key: str) -> str:
+    """`key`, if it can be sent as it is. Raises BadKey: another text must not become the same."""
+    if not (key.isascii() and key.isprintable() and 0 < len(key) <= KEY_CHARS_MAX):
+        raise BadKey(f"{key[:64]!r} is no idempotency key")
+    if key != key.strip():
+        raise BadKey(f"{key!r} has spaces at its ends, and would arrive without them")
+    return key
+
+
 def submit(document: Mapping[str, Any], *, key: str) -> Call:
-    return _change("POST", "/v1/jobs", document, key=key)
+    return _change("POST", "/v1/jobs", document, key=checked_key(key))
 
 
 def submit_many(
     documents: Sequence[Mapping[str, Any]], *, key: str, fields: Sequence[str] = ()
 ) -> Call:
     path = with_query("/v1/jobs", {"fields": tuple(fields) or None})
-    return _change("POST", path, {"jobs": list(documents)}, key=key)
+    return _change("POST", path, {"jobs": list(documents)}, key=checked_key(key))
 
 
 def jobs(

@@ -66,7 +66,7 @@ class Client:
         The same `key` again answers with the same job. ApiError: 422 `invalid_spec` with all
         `mistakes`, 409 `key_reused`.
         """
-        return self.send(calls.submit(document, key=key or new_key()))
+        return self.send(calls.submit(document, key=new_key() if key is None else key))
 
     def submit_many(
         self,
@@ -79,7 +79,9 @@ class Client:
 
         `fields=["id"]` is answered far quicker than whole jobs.
         """
-        return self.send(calls.submit_many(documents, key=key or new_key(), fields=fields))
+        return self.send(
+            calls.submit_many(documents, key=new_key() if key is None else key, fields=fields)
+        )
 
     def jobs(
         self,

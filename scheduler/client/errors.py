@@ -92,6 +92,15 @@ class BadAnswer(ClientError):
     code = "bad_answer"
 
 
+class BadKey(ClientError):
+    """An idempotency key that no request can carry; nothing was sent."""
+
+    code = "bad_key"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="use 1 to 255 printable ASCII characters")
+
+
 class WaitTimeout(ClientError):
     """`wait` ran out of time; `jobs` are the jobs as last seen, in the order asked for."""
 

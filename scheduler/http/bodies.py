@@ -109,7 +109,9 @@ def _read_spec(body: bytes) -> JobSpec:
 
 def specs_digest(specs: Sequence[JobSpec]) -> str:
     """SHA-256 (hex) of what a submit means: the same jobs written otherwise give the same."""
-    return hashlib.sha256(_DIGEST.encode(list(specs))).hexdigest()
+    # The encoder sorts the keys of a dict only if they are texts; those of exit codes are numbers.
+    plain = msgspec.to_builtins(list(specs), str_keys=True)
+    return hashlib.sha256(_DIGEST.encode(plain)).hexdigest()
 
 
 def read_object(body: bytes, *allowed: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.client import ApiError, Client, Context, NoLeader, Unreachable, WaitTimeout
+from scheduler.client import ApiError, BadKey, Client, Context, NoLeader, Unreachable, WaitTimeout
 from scheduler.controller.errors import ServiceError
 from tests.unit.http.fake import attempt_view, job_view
 
@@ -55,6 +55,17 @@ def test_errors_are_typed_and_carry_what_the_controller_said(client: Client) -> 
     with pytest.raises(ApiError) as caught:
         client.submit({"nme": "x", "tasks": {}})
     assert {one["path"] for one in caught.value.mistakes} >= {"nme", "tasks"}
+
+
+@pytest.mark.parametrize("key", ["", "two\nlines", "\u540d", "k" * 256, " k"])
+def test_a_key_that_cannot_be_sent_is_refused_before_anything_is(
+    controllers: Controllers, client: Client, key: str
+) -> None:
+    with pytest.raises(BadKey):
+        client.submit(JOB, key=key)
+    with pytest.raises(BadKey):
+        client.submit_many([JOB, JOB], key=key)
+    assert not controllers.services[0].asked
 
 
 def test_a_write_to_a_follower_reaches_the_leader_with_body_key_and_user(

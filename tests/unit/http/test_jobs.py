@@ -31,6 +31,23 @@ async def test_submit_answers_201_with_the_job_its_place_and_the_index(
     assert (specs[0].name, user, key) == ("first", "admin", "k")
 
 
+async def test_meanings_of_exit_codes_are_part_of_what_a_key_stands_for(app: ASGIApp) -> None:
+    headers = {"Idempotency-Key": "k"}
+    answers = [
+        await call(app, "POST", "/v1/jobs", body=_with_exit_codes(codes), headers=headers)
+        for codes in (
+            {"3": "success", "75": "retry"},
+            {"75": "retry", "3": "success"},
+            {"3": "retry"},
+        )
+    ]
+    assert [one.status for one in answers] == [201, 201, 409]
+
+
+def _with_exit_codes(codes: dict[str, str]) -> dict[str, object]:
+    return {"kind": "job", "tasks": {"main": {"command": ["true"], "exit_codes": codes}}}
+
+
 async def test_the_same_key_gives_the_same_job_and_another_body_is_refused(app: ASGIApp) -> None:
     headers = {"Idempotency-Key": "k"}
     first = await call(app, "POST", "/v1/jobs", body=JOB, headers=headers)
