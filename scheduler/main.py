@@ -14,6 +14,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import signal
 import ssl
 import sys
@@ -255,6 +256,12 @@ class StatusFile:
         self._path.unlink(missing_ok=True)
 
 
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files as it may: each agent and client is a descriptor."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def main(argv: list[str] | None = None) -> int:
     """The exit code: 0 after an orderly stop, 1 on a fatal fault, 2 for a bad configuration."""
     parser = argparse.ArgumentParser(prog="pertinax controller", description=__doc__)
@@ -268,6 +275,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"pertinax controller: {error}", file=sys.stderr)  # noqa: T201 -- before logs exist
         return EXIT_FATAL if isinstance(error, Diverged) else EXIT_CONFIG
     logs.set_up(level=config.log_level, file=config.log_file)
+    raise_descriptor_limit()
     try:
         uvloop.run(run(config, founding))
     except (Fatal, OSError, ReplicationError, WalError, ValueError) as error:
