@@ -53,8 +53,6 @@ class Contact:
     digest_misses: int = 0
     digest_patience: int = 2
     heartbeat: Heartbeat | None = None
-    frozen: frozenset[str] = frozenset()
-    progress: dict[str, str] = field(default_factory=dict)
 
 
 class Contacts:

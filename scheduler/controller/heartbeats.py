@@ -42,8 +42,6 @@ class Heartbeats:
         lead = self._lead
         _note_digest(contact, heartbeat, lead)
         contact.heartbeat = heartbeat
-        contact.frozen = frozenset(heartbeat.frozen)
-        contact.progress = {item.token: item.text for item in heartbeat.progress}
         if heartbeat.acknowledged != contact.acknowledged:
             contact.acknowledged = heartbeat.acknowledged
             contact.acknowledged_at_ms = lead.clock.boottime_ms()

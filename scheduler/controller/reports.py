@@ -17,7 +17,7 @@ from scheduler.controller.contacts import Contact
 from scheduler.controller.context import Lead
 from scheduler.core.commands import ENTRY_BYTES_MAX, AttemptReports
 from scheduler.core.results import ReportAnswer
-from scheduler.protocol.messages import ITEMS_MAX, Report, ReportsCommitted
+from scheduler.protocol.messages import ITEMS_MAX, Progress, Report, ReportsCommitted
 
 #: Reports of one node that wait or are proposed. What exceeds it is dropped: it is in the node's
 #: outbox, and comes again.
@@ -25,6 +25,10 @@ REPORTS_PENDING_MAX: Final = 4_000
 #: Reports of attempts that the state does not know, per node and second, and at once.
 UNKNOWN_PER_S: Final = 200
 UNKNOWN_BURST: Final = 1_000
+#: Longest progress line kept.
+PROGRESS_CHARS_MAX: Final = 200
+#: Sequence of a report that came in a heartbeat: it is in no outbox, and is not answered.
+NOT_OF_THE_OUTBOX: Final = 0
 #: When a node should send again what was refused.
 RETRY_AFTER_MS: Final = 2_000
 
@@ -61,6 +65,18 @@ class ReportIntake:
         if taken and not intake.waiting:
             asyncio.get_running_loop().call_soon(self._lead.guard, self.flush, contact)
         intake.waiting.extend(taken)
+
+    def receive_progress(self, contact: Contact, lines: Sequence[Progress]) -> None:
+        """Take progress lines of a heartbeat into the log, as reports that nobody waits for."""
+        known = [line for line in lines if self._lead.machine.knows_token(line.token)]
+        if known:
+            self.receive(
+                contact,
+                [
+                    Report(kind="progress", token=line.token, text=line.text[:PROGRESS_CHARS_MAX])
+                    for line in known
+                ],
+            )
 
     def flush(self, contact: Contact) -> None:
         """Propose what waits of `contact` now."""
@@ -143,6 +159,8 @@ class ReportIntake:
         disowned: list[str] = []
         for answer in answers:
             assert isinstance(answer, ReportAnswer)
+            if answer.sequence == NOT_OF_THE_OUTBOX:
+                continue
             if answer.answer == "registry_full":
                 refused.append(answer.sequence)
                 continue
@@ -153,7 +171,7 @@ class ReportIntake:
         if committed:
             contact.committed_sequence = max(contact.committed_sequence, *committed)
         self._lead.metrics.reports.inc(len(committed))
-        if contact.link is not None:
+        if contact.link is not None and (committed or refused):
             contact.link.send(
                 ReportsCommitted(
                     sequences=tuple(committed),

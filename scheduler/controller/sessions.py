@@ -177,6 +177,7 @@ class AgentPort:
         match message:
             case Heartbeat():
                 duties.heartbeats.receive(contact, message)
+                duties.reports.receive_progress(contact, message.progress)
             case Reports():
                 duties.reports.receive(contact, message.reports)
             case Inventory():

@@ -139,7 +139,7 @@ async def act(world: World, agent: PlayedAgent, step: tuple[Any, ...]) -> None:
             agent.send_raw(data)
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from((0, 1)), acts), max_size=25))
 def test_any_agents_leave_the_controller_leading_and_its_state_sound(
     steps: list[tuple[int, tuple[Any, ...]]],

@@ -16,6 +16,7 @@ from scheduler.protocol.messages import (
     HeartbeatAck,
     Inventory,
     Kill,
+    Progress,
     Report,
     Reports,
     ReportsCommitted,
@@ -339,6 +340,29 @@ def test_reports_too_large_for_one_entry_are_split() -> None:
             lambda: sum(len(one.sequences) for one in agent.all(ReportsCommitted)) == 5
         )
         assert len(entries(world, AttemptReports)) >= 3
+
+    play(scenario)
+
+
+def test_progress_lines_of_heartbeats_are_shown_and_answered_by_the_acknowledgement_alone() -> None:
+    async def scenario(world: World) -> None:
+        agent = await world.joined()
+        job, order = await world.running(agent)
+        await agent.next(ReportsCommitted)
+        line = Progress(token=order.token, text="37 100 epoch 37")
+        stranger = Progress(token=make_token(INCARNATION, 1 << 40, 1), text="1 2")
+        agent.beat(progress=(line, stranger))
+        await agent.next(HeartbeatAck)
+
+        def shown() -> object:
+            [worker] = world.service.workers(str(job)) or []
+            return worker["progress"]
+
+        progress = await world.until(shown)
+        assert (progress["done"], progress["total"], progress["text"]) == (37, 100, "epoch 37")
+        await world.wait(1)
+        assert not agent.received
+        assert world.service.cluster_status()["registry"]["size"] == 0
 
     play(scenario)
 
