@@ -1,7 +1,9 @@
-"""`cluster status|members|init|config` and `config show`."""
+"""`cluster status|members|init|replace|config` and `config show`."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +15,7 @@ from scheduler.cli.render import fields, size, table
 from scheduler.protocol.units import format_duration
 
 #: Commands of later releases, refused by name.
-NOT_YET: Final = ("replace", "transfer", "backup", "restore", "ca")
+NOT_YET: Final = ("transfer", "backup", "restore", "ca")
 
 
 class _ClusterGroup(click.Group):
@@ -95,6 +97,64 @@ def init(config_file: str, settings: tuple[str, ...], founding: str | None) -> N
     else:
         print(record["cluster_id"])
         session().say(f"founded {record['data_dir']}; start it with `pertinax controller`")
+
+
+@cluster.command()
+@click.argument("name")
+@click.option("--dir", "directory", metavar="DIR", help="The local cluster's; as for `up`.")
+@click.option("--force", is_flag=True, help="Also a healthy member.")
+@click.option("--config", "config_file", metavar="FILE", help="On its own host: its file.")
+@click.option("--founding", metavar="FILE", help="With --config: another's founding.json.")
+@common
+def replace(
+    *, name: str, directory: str | None, force: bool, config_file: str | None, founding: str | None
+) -> None:
+    """Bring a dead or damaged controller back from the others, with an empty disk.
+
+    In a local cluster it is stopped, started and waited for, too. Elsewhere, call it with --config
+    on the member's host, and then start its controller. Its old data is set aside, never deleted.
+    """
+    from scheduler.cli.local import StatusLine
+
+    if config_file is not None:
+        from scheduler.local.directories import prepare
+
+        done = prepare(Path(config_file), name, founding_file=Path(founding) if founding else None)
+        after = "it joins when its controller is started"
+    else:
+        if founding is not None:
+            raise usage(
+                "--founding is of use with --config only",
+                why="in a local cluster the record is found by itself",
+                hint=f"pertinax cluster replace {name}",
+                code="bad_option",
+            )
+        from scheduler.local.replace import replace as replace_member
+
+        with StatusLine() as line:
+            done = replace_member(_local_root(directory), name, is_forced=force, say=line.show)
+        after = "it runs and has caught up"
+    if session().is_json:
+        session().print_json(dataclasses.asdict(done))
+    else:
+        aside = f"; its old data is {done.moved_to}" if done.moved_to else ""
+        session().say(f"replaced {name}: {after}{aside}")
+
+
+def _local_root(directory: str | None) -> Path:
+    """The directory of the local cluster that is meant. Raises Failure when another is."""
+    from scheduler.cli.local import default_root
+
+    given = directory or session().cluster
+    named = given or os.environ.get("PERTINAX_CLUSTER", "")
+    if "://" in named:
+        raise usage(
+            f"{named} is no cluster of this machine",
+            why="a controller is replaced on its own host, where its data is",
+            hint="call it there with --config FILE, or give the --dir of a local cluster",
+            code="not_local",
+        )
+    return Path(given).expanduser().absolute() if given else default_root()
 
 
 @cluster.group(name="config")

@@ -82,7 +82,7 @@ def up(
         is_fresh=fresh,
     )
     ran_before = _is_running(root)
-    with _StatusLine() as line:
+    with StatusLine() as line:
         try:
             document = start(root, wishes, say=line.show)
         except KeyboardInterrupt:
@@ -110,7 +110,7 @@ def down(directory: str | None, *, keep_jobs: bool) -> None:
     from scheduler.local.down import down as stop
 
     root = _root(directory)
-    with _StatusLine() as line:
+    with StatusLine() as line:
         line.show("stopping")
         stop(root, keeps_jobs=keep_jobs)
     if session().is_json:
@@ -126,7 +126,7 @@ def ensure_up(root: Path) -> None:
 
     if _is_running(root):
         return
-    with _StatusLine() as line:
+    with StatusLine() as line:
         document = start(root, Wishes(), say=line.show)
     session().say(_welcome(root, document, is_detached=True))
 
@@ -183,7 +183,7 @@ def _stay(root: Path) -> None:
 
     layout = Layout(root)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with _StatusLine() as line:
+    with StatusLine() as line:
         try:
             while True:
                 reap()
@@ -203,7 +203,7 @@ def _stay(root: Path) -> None:
     session().say(f"stopped; `pertinax up --dir {root}` starts it again, with all its jobs")
 
 
-class _StatusLine:
+class StatusLine:
     """One line, written over on a terminal; elsewhere each new text is a line of stderr."""
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class _StatusLine:
         self._is_silent = session().is_json
         self._shown = ""
 
-    def __enter__(self) -> _StatusLine:
+    def __enter__(self) -> StatusLine:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -22,7 +22,7 @@ from scheduler.controller.config import (
     settings_mistakes,
 )
 from scheduler.protocol.ids import first_incarnation
-from wal.identity import Identity, create_directory
+from wal.identity import IDENTITY_NAME, Identity, create_directory
 
 FOUNDING_NAME: Final = "founding.json"
 CLUSTER_ID_BYTES: Final = 8
@@ -77,6 +77,37 @@ def found(
         _write(config.data_dir, known)
     create_directory(config.data_dir, identity_of(config, known))
     return known
+
+
+def found_replacement(config: ControllerConfig, founding: Founding) -> None:
+    """Make `config.data_dir`, missing or empty, that of a member that lost its disk; durable.
+
+    Until it has caught up, such a member neither votes nor counts. Interrupted at any point, the
+    directory is no member's yet. Raises FileExistsError for a directory with something in it.
+    """
+    # Imported late: the whole of replication, for a name that only this part needs.
+    from replication.node import JOINING_NAME, sync_directory
+
+    directory = config.data_dir
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if any(directory.iterdir()):
+        raise FileExistsError(f"{directory} is not empty")
+    # Before the identity, which makes it a member: one that forgot that it forgets could vote.
+    (directory / JOINING_NAME).touch()
+    sync_directory(directory)
+    found(config, founding=founding)
+
+
+def is_founded(data_dir: Path) -> bool:
+    """Whether the directory is a member's, whole or damaged; False for a lost or empty one."""
+    return (data_dir / IDENTITY_NAME).exists()
+
+
+def is_joining(data_dir: Path) -> bool:
+    """Whether the directory is that of a replacement that has not caught up yet."""
+    from replication.node import JOINING_NAME
+
+    return (data_dir / JOINING_NAME).exists()
 
 
 def read_founding(config: ControllerConfig) -> Founding:

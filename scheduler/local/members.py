@@ -91,6 +91,8 @@ def write_config(layout: Layout, plan: Plan, kind: str, name: str) -> Path:
 
 def start(layout: Layout, plan: Plan, kind: str, name: str) -> Process:
     """Start a member that does not run, and note its process in `cluster.json`."""
+    if is_lost(layout, plan, kind, name):
+        raise lost(layout, name)
     config = write_config(layout, plan, kind, name)
     _refuse_strays(layout, kind, name, config)
     log = layout.log_file(kind, name)
@@ -141,6 +143,25 @@ def ended(layout: Layout, kind: str, name: str) -> LocalError:
         hint=f"read {log}; then start it with `pertinax up --only {name} --dir {layout.root}`",
         kind="refused",
         code="member_ended",
+    )
+
+
+def is_lost(layout: Layout, plan: Plan, kind: str, name: str) -> bool:
+    """Whether a controller of a founded cluster has no data directory of its own any more."""
+    from scheduler.controller.founding import is_founded
+
+    return kind == "controller" and plan.is_founded and not is_founded(layout.data_dir(kind, name))
+
+
+def lost(layout: Layout, name: str) -> LocalError:
+    """What to say of such a controller: it may have voted and acknowledged, and forgot it."""
+    return LocalError(
+        f"controller {name} has lost its data",
+        why=f"{layout.data_dir('controller', name)} is empty, and the cluster was founded before",
+        hint=f"`pertinax cluster replace {name} --dir {layout.root}` brings it back from the"
+        " others, which must run",
+        kind="refused",
+        code="member_lost",
     )
 
 

@@ -125,13 +125,13 @@ def wait_gone(processes: Iterable[Process], *, timeout_s: float) -> list[Process
     return left
 
 
-def wait_for(condition: Callable[[], bool], *, timeout_s: float) -> bool:
+def wait_for(condition: Callable[[], bool], *, timeout_s: float, every_s: float = POLL_S) -> bool:
     """Poll `condition`; False when it did not hold within `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(POLL_S)  # /proc and other processes' files cannot be awaited
+        time.sleep(every_s)  # /proc and other processes' files cannot be awaited
     return True
 
 

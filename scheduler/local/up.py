@@ -35,7 +35,6 @@ from scheduler.local.files import (
 from scheduler.local.ports import choose_ports
 from scheduler.local.processes import (
     POLL_S,
-    Process,
     boot_id,
     process_of,
     reap,
@@ -98,7 +97,7 @@ def up_only(root: Path, name: str) -> Document:
     if plan is None:
         raise no_cluster(layout)
     with locked(layout.root / "operation.lock", wait_s=LOCK_WAIT_S):
-        document = _ensure_document(layout, plan)
+        document = ensure_document(layout, plan)
         found = members.find(document, name)
         if found is None:
             known = ", ".join(member["name"] for _, member in members_of(document))
@@ -109,7 +108,7 @@ def up_only(root: Path, name: str) -> Document:
                 kind="not_found",
                 code="unknown_member",
             )
-        _ensure_watcher(layout)
+        ensure_watcher(layout)
         kind, member = found
         if not is_running(member):
             process = members.start(layout, plan, kind, name)
@@ -273,7 +272,7 @@ def _found(layout: Layout, plan: Plan) -> None:
     write_plan(layout, plan)
 
 
-def _ensure_document(layout: Layout, plan: Plan) -> Document:
+def ensure_document(layout: Layout, plan: Plan) -> Document:
     """`cluster.json` with every member of the plan, and no pids of before a reboot."""
 
     def complete(document: Document) -> None:
@@ -292,17 +291,23 @@ def _ensure_document(layout: Layout, plan: Plan) -> Document:
 
 
 def _start_missing(layout: Layout, plan: Plan, say: Say) -> Document:
-    document = _ensure_document(layout, plan)
+    document = ensure_document(layout, plan)
     missing = [(kind, one["name"]) for kind, one in members_of(document) if not is_running(one)]
+    lost = [name for kind, name in missing if members.is_lost(layout, plan, kind, name)]
+    missing = [(kind, name) for kind, name in missing if name not in lost]
     if missing:
         say(f"starting {', '.join(name for _, name in missing)}")
     for kind, name in missing:
         members.start(layout, plan, kind, name)
-    _ensure_watcher(layout)
+    ensure_watcher(layout)
+    if lost:
+        # Only now: the others must run to bring it back.
+        raise members.lost(layout, lost[0])
     return read_cluster(layout)
 
 
-def _ensure_watcher(layout: Layout) -> None:
+def ensure_watcher(layout: Layout) -> None:
+    """The process that keeps `cluster.json` current, running."""
     if any(with_command("scheduler.local.watch", str(layout.root))):
         return
 
@@ -397,12 +402,3 @@ class _PatientClient:
             return list(self._client.nodes()["nodes"])
         except ClientError:
             return None
-
-
-def live_members(document: Document) -> dict[str, Process]:
-    """Name to process of every member that runs."""
-    return {
-        member["name"]: process
-        for _, member in members_of(document)
-        if (process := members.running_process(member)) is not None
-    }

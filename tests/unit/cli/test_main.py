@@ -67,7 +67,7 @@ def test_every_command_of_the_specification_is_there_or_refused_by_name() -> Non
     assert set(SPECIFIED.split()) == set(entry.COMMANDS) | set(entry.NOT_YET)
 
 
-@pytest.mark.parametrize("name", [*entry.NOT_YET, "cluster backup", "cluster replace"])
+@pytest.mark.parametrize("name", [*entry.NOT_YET, "cluster backup", "cluster transfer"])
 def test_commands_of_later_releases_are_refused(pertinax: Pertinax, name: str) -> None:
     done = pertinax(*name.split(), "42", "--some-option", "--json")
     assert done.code == Exit.REFUSED
