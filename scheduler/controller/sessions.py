@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from replication.interface import Applied, ReplicatedLog
@@ -28,12 +28,11 @@ from scheduler.controller.contacts import Contact
 from scheduler.controller.duties import Duties
 from scheduler.controller.hellos import check_hello, join_entry, knows_newer_leader, welcome
 from scheduler.controller.metrics import Metrics
+from scheduler.controller.rejoin import Rejoin
 from scheduler.controller.wire import AgentLink, Close
-from scheduler.core.commands import NodeInventory
-from scheduler.core.results import Joined, Rejected, Rejoined
+from scheduler.core.results import Joined, Rejected
 from scheduler.protocol.errors import DecodeError
 from scheduler.protocol.messages import (
-    ITEMS_MAX,
     AgentMessage,
     BulkHello,
     ComeBack,
@@ -45,16 +44,11 @@ from scheduler.protocol.messages import (
     NotLeader,
     OrderRefused,
     Refused,
-    Report,
     Reports,
-    Verdict,
-    Verdicts,
 )
 
 #: Connections at once, strangers included: 2,000 nodes, their redials and their streams.
 CONNECTIONS_MAX: Final = 6_000
-#: Items of one inventory: what a node can have run within its log retention, by far.
-INVENTORY_ITEMS_MAX: Final = 20_000
 TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0
 TLS_SHUTDOWN_TIMEOUT_S: Final = 2.0
 BACKLOG: Final = 2_048
@@ -75,8 +69,7 @@ class Session:
     received_log_ms: int
     #: None until NodeJoined is applied.
     contact: Contact | None = None
-    items: list[Report] = field(default_factory=list)
-    is_inventory_proposed: bool = False
+    rejoin: Rejoin | None = None
 
 
 class AgentPort:
@@ -169,7 +162,7 @@ class AgentPort:
             return
         assert isinstance(session, Session)
         contact = session.contact
-        if contact is None:
+        if contact is None or session.rejoin is None:
             self._refuse(link, "bad_order", "the answer to the hello was not awaited")
             return
         duties = session.duties
@@ -181,7 +174,7 @@ class AgentPort:
             case Reports():
                 duties.reports.receive(contact, message.reports)
             case Inventory():
-                self._on_inventory(link, session, contact, message)
+                session.rejoin.take(message)
             case OrderRefused():
                 duties.on_order_refused(contact, message)
             case Goodbye():
@@ -306,110 +299,20 @@ class AgentPort:
             )
         )
         session.contact = contact
+        session.rejoin = Rejoin(
+            link,
+            contact,
+            duties,
+            hello=hello,
+            received_log_ms=session.received_log_ms,
+            refuse=functools.partial(self._refuse, link),
+            redirect=lambda: link.close(self._where_to_go()),
+        )
         if contact.link is None:
             # It closed while the entry was in flight, which says what any close says.
             duties.on_link_lost(contact, link.how_closed or Close.FAILED)
             return
         link.send(welcome(duties.lead, contact.session))
-
-    # The rejoin.
-
-    def _on_inventory(
-        self, link: AgentLink, session: Session, contact: Contact, part: Inventory
-    ) -> None:
-        if part.session != contact.session or session.is_inventory_proposed:
-            self._refuse(link, "bad_order", "this inventory was not asked for")
-            return
-        session.items.extend(part.items)
-        if len(part.items) > ITEMS_MAX or len(session.items) > INVENTORY_ITEMS_MAX:
-            self._refuse(link, "inventory_too_large", f"above {INVENTORY_ITEMS_MAX} items")
-            return
-        if not part.is_last:
-            return
-        # Reports that came before it are judged before it.
-        session.duties.reports.flush(contact)
-        items, session.items = tuple(session.items), []
-        session.is_inventory_proposed = True
-        lease_ms = session.duties.machine.setting_ms("transient_timeout")
-        lease_until_ms = max(contact.lease_until_ms, session.received_log_ms + lease_ms)
-        contact.lease_until_ms = lease_until_ms
-        self._propose_inventory(link, session, contact, items)
-
-    def _propose_inventory(
-        self, link: AgentLink, session: Session, contact: Contact, items: tuple[Report, ...]
-    ) -> None:
-        """One entry per ITEMS_MAX items, all in flight at once; the last one decides the rest."""
-        parts = [items[at : at + ITEMS_MAX] for at in range(0, len(items), ITEMS_MAX)] or [()]
-        verdicts: list[Verdict] = []
-
-        def done(outcome: Applied | Exception, *, is_last: bool) -> None:
-            if isinstance(outcome, Applied) and isinstance(outcome.result, Rejoined):
-                verdicts.extend(outcome.result.verdicts)
-                if not is_last:
-                    return
-            if session.is_inventory_proposed:
-                session.is_inventory_proposed = False
-                self._on_rejoined(link, session, contact, outcome, tuple(verdicts))
-
-        for number, part in enumerate(parts, 1):
-            is_last = number == len(parts)
-            entry = NodeInventory(
-                node=contact.name,
-                node_uuid=contact.node_uuid,
-                session=contact.session,
-                items=part,
-                lease_until_ms=contact.lease_until_ms,
-                is_last=is_last,
-            )
-            session.duties.propose_nowait(
-                entry, functools.partial(done, is_last=is_last), actor=f"agent:{contact.name}"
-            )
-
-    def _on_rejoined(
-        self,
-        link: AgentLink,
-        session: Session,
-        contact: Contact,
-        outcome: Applied | Exception,
-        verdicts: tuple[Verdict, ...],
-    ) -> None:
-        duties = session.duties
-        if isinstance(outcome, Exception) or duties is not self._duties:
-            link.close(self._where_to_go())
-            return
-        if isinstance(outcome.result, Rejected):
-            self._refuse(link, outcome.result.code, outcome.result.message)
-            return
-        if contact.is_ending or duties.lead.contacts.get(contact.name) is not contact:
-            link.close()
-            return
-        self._send_verdicts(link, session, contact, verdicts)
-        contact.is_live = True
-        # What the inventory lacks never began: every order that is still wanted goes out again.
-        contact.sent_orders.clear()
-        duties.orders.touch(contact.name)
-        logs.info("node_joined", node=contact.name, session=contact.session, index=outcome.index)
-
-    def _send_verdicts(
-        self, link: AgentLink, session: Session, contact: Contact, verdicts: tuple[Verdict, ...]
-    ) -> None:
-        duties = session.duties
-        # The entry was committed after the hello came: that is the quorum round that a
-        # heartbeat's acknowledgement has to wait for.
-        parts = [verdicts[at : at + ITEMS_MAX] for at in range(0, len(verdicts), ITEMS_MAX)] or [()]
-        not_renewed = duties.machine.not_renewed(contact.name)
-        for number, part in enumerate(parts, 1):
-            link.send(
-                Verdicts(
-                    session=contact.session,
-                    verdicts=part,
-                    is_last=number == len(parts),
-                    seen=duties.lead.seen(),
-                    lease_ms=duties.machine.setting_ms("transient_timeout"),
-                    hello_boottime_ms=session.hello.sent_boottime_ms,
-                    not_renewed=not_renewed,
-                )
-            )
 
     # Leaving.
 

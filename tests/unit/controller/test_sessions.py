@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from scheduler.controller import sessions
+from scheduler.controller import rejoin, sessions
 from scheduler.controller.admission import ADMISSIONS_BURST
 from scheduler.protocol.framing import HELLO_BYTES_MAX
 from scheduler.protocol.messages import (
@@ -259,7 +259,7 @@ def test_an_inventory_in_parts_is_judged_as_one() -> None:
 
 
 def test_an_inventory_beyond_its_bound_ends_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "INVENTORY_ITEMS_MAX", 2)
+    monkeypatch.setattr(rejoin, "INVENTORY_ITEMS_MAX", 2)
 
     async def scenario(world: World) -> None:
         agent = PlayedAgent(world)
