@@ -139,7 +139,22 @@ def failure_of(error: Exception) -> Failure | None:
             code=error.code,
             exit_code=exits[error.kind],
         )
+    if isinstance(error, OSError):
+        return _of_system(error)
     return None
+
+
+def _of_system(error: OSError) -> Failure:
+    """What this machine refused: a directory that cannot be written, a full disk."""
+    reason = error.strerror or str(error) or type(error).__name__
+    return Failure(
+        f"{error.filename}: {reason}" if error.filename else reason,
+        why="this machine does not let the command read or write what it needs",
+        hint="see to its permissions and space, or name another place",
+        code="os_error",
+        exit_code=Exit.FAILED,
+        details={"errno": error.errno},
+    )
 
 
 def vars_of(mistake: object) -> dict[str, str]:

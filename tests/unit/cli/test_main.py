@@ -55,6 +55,17 @@ def test_every_command_takes_json() -> None:
     assert missing == []
 
 
+def test_what_the_machine_refuses_is_told_and_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError) as caught:
+        (tmp_path / "file" / "below").mkdir()
+    failure = failure_of(caught.value)
+    assert failure is not None
+    assert (failure.code, failure.exit_code) == ("os_error", Exit.FAILED)
+    assert str(tmp_path / "file" / "below") in failure.what
+    assert failure_of(ValueError("a bug")) is None
+
+
 SPECIFIED = """
     submit run validate plan jobs job workers attempts history why logs wait stop resume kill hold
     release retry clone delete accept priority workflow schedule queue nodes node addon cluster
