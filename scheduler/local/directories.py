@@ -57,6 +57,8 @@ def prepare(config_file: Path, name: str, *, founding_file: Path | None) -> Repl
             founding = Founding(**json.loads(founding_file.read_bytes()))
         else:
             founding = read_founding(config)
+        if config.cluster_id not in ("", founding.cluster_id):
+            raise ValueError(f"{founding_file} is that of cluster {founding.cluster_id}")
     except (OSError, ConfigMistakes, NotFounded, ValueError, TypeError) as error:
         raise LocalError(
             "the member was not replaced",

@@ -40,9 +40,9 @@ from scheduler.local.up import LOCK_WAIT_S, Say, ensure_document, ensure_watcher
 from scheduler.local.watch import is_running, refresh
 
 #: Seconds until the other members must form a majority: they may be electing just now.
-OTHERS_DEADLINE_S: Final = 20.0
+OTHERS_DEADLINE_S: Final = 30.0
 #: Seconds that a running member is given to prove healthy before it is taken for broken.
-HEALTH_PATIENCE_S: Final = 5.0
+HEALTH_PATIENCE_S: Final = 15.0
 #: Seconds until a started replacement has caught up; a large state is sent at up to 64 MiB/s.
 CATCH_UP_DEADLINE_S: Final = 300.0
 #: Seconds that one look at the cluster may take.
@@ -151,6 +151,7 @@ class _Replacement:
             if _is_joining(self._data_dir):
                 self._say(f"{self._name} is being replaced already")
                 return self._finish()
+            self._say(f"looking whether {self._name} is healthy")
             if wait_for(
                 lambda: self._is_healthy(self._others.look()),
                 timeout_s=HEALTH_PATIENCE_S,

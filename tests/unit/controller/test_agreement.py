@@ -13,6 +13,7 @@ from replication.memory import MemoryLog
 from scheduler.controller.agreement import (
     BLOCK_ENTRIES,
     KEPT_MAX,
+    MARKER_NAME,
     OPEN_ROUNDS_MAX,
     PERIOD_S,
     REPORT_KIND,
@@ -26,12 +27,15 @@ from scheduler.controller.agreement import (
     judge,
     refuse_marked,
 )
+from scheduler.controller.config import load_config
+from scheduler.controller.founding import found
 from scheduler.controller.metrics import Metrics
 from scheduler.controller.state_machine import ClusterMachine
 from scheduler.controller.watch import EventHub
 from scheduler.core.commands import ClusterFounded, LeaderTookOver, encode_entry
 from scheduler.core.views import event_view
-from tests.unit.controller.world import INCARNATION, run_virtual
+from scheduler.main import EXIT_FATAL, main
+from tests.unit.controller.world import CONFIG, INCARNATION, run_virtual
 
 NAMES = ("c1", "c2", "c3")
 
@@ -150,6 +154,18 @@ def test_the_minority_stops_and_cannot_start_again(tmp_path: Path) -> None:
             members.c3.log.apply_from_leader(b"")
 
     play(tmp_path, scenario)
+
+
+def test_a_marked_directory_is_not_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c1.toml"
+    file.write_text(CONFIG)
+    config = load_config(file)
+    found(config)
+    (config.data_dir / MARKER_NAME).write_text("its state differs: `pertinax cluster replace c1`\n")
+    assert main(["--config", str(file)]) == EXIT_FATAL
+    assert "cluster replace c1" in capsys.readouterr().err
 
 
 def test_a_leader_in_the_minority_stops_itself_alone(tmp_path: Path) -> None:
