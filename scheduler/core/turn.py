@@ -23,7 +23,8 @@ class Turn:
     def __init__(self, state: ClusterState, at: Stamp, actor: str) -> None:
         self.state = state
         self.at = at
-        self.actor = actor
+        #: Who is behind the entry; never empty: every kill has a `by`.
+        self.actor = actor or "system"
         self.events: list[Event] = []
         #: Something became placeable, or room became free.
         self.is_placement_due = False

@@ -264,7 +264,7 @@ class World:
         if reason == "left":
             for process in agent.processes.values():
                 if process.is_alive:
-                    self.end(agent, process, "killed", was_signalled=True)
+                    self.end(agent, process, "node_drain", was_signalled=True)
         agent.is_linked = agent.is_claimed = False
         session = node.session if self.random.random() < 0.9 else node.session - 1
         self.apply(

@@ -32,7 +32,7 @@ def apply_cluster_founded(turn: Turn, entry: ClusterFounded) -> Done | Rejected:
     state.incarnation = entry.incarnation
     state.founded = turn.at
     _take(state, entry.settings)
-    turn.record("cluster", "founded", by=entry.actor, details={"incarnation": entry.incarnation})
+    turn.record("cluster", "founded", by=turn.actor, details={"incarnation": entry.incarnation})
     return Done()
 
 
@@ -49,7 +49,7 @@ def apply_config_changed(turn: Turn, entry: ConfigChanged) -> Done | Rejected:
         # deadlines go by the old length (specification 3.5).
         state.old_lease_ms = old_lease_ms
         state.old_lease_until_ms = max(state.old_lease_until_ms, turn.at.log_ms + old_lease_ms)
-    turn.record("cluster", "configured", by=entry.actor, details=entry.changes)
+    turn.record("cluster", "configured", by=turn.actor, details=entry.changes)
     return Done()
 
 
@@ -75,5 +75,5 @@ def _take(state: ClusterState, changes: dict[str, int | str]) -> None:
 def apply_audit(turn: Turn, entry: Audit) -> Done:
     """Something worth keeping that changes no job."""
     details: dict[str, int | str] = dict(entry.details)
-    turn.record("cluster", "audit", by=entry.actor, why=entry.what, details=details)
+    turn.record("cluster", "audit", by=turn.actor, why=entry.what, details=details)
     return Done()

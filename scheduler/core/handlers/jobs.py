@@ -138,7 +138,7 @@ def apply_kill_requested(turn: Turn, entry: KillRequested) -> KillAnswer | Rejec
         )
     if job.phase in TERMINAL:
         return _final_answer(job, entry)
-    decision = KillDecision(cause=entry.cause, by=entry.actor, why=entry.why, at=turn.at)
+    decision = KillDecision(cause=entry.cause, by=turn.actor, why=entry.why, at=turn.at)
     if target.task is None and target.number is None:
         return _kill_job(turn, job, decision)
     return _kill_part(turn, job, target, decision)

@@ -294,10 +294,10 @@ def apply_node_changed(turn: Turn, entry: NodeChanged) -> Done | Rejected:
             unschedulable_why=entry.why if entry.unschedulable else "",
         )
         kind = "cordoned" if entry.unschedulable else "uncordoned"
-        turn.record(f"node:{node.name}", kind, by=entry.actor, why=entry.why)
+        turn.record(f"node:{node.name}", kind, by=turn.actor, why=entry.why)
     if entry.labels is not None:
         node = replace(node, own_labels=dict(sorted(entry.labels.items())))
-        turn.record(f"node:{node.name}", "labelled", by=entry.actor, why=entry.why)
+        turn.record(f"node:{node.name}", "labelled", by=turn.actor, why=entry.why)
     state.put_node(replace(node, changed=turn.at.index))
     turn.is_placement_due = True
     return Done()
@@ -321,7 +321,7 @@ def _remove(turn: Turn, node: Node, entry: NodeChanged) -> Done | Rejected:
         _release_dead(turn, key, entry)
     state.delete_node(node.name)
     why = entry.why or ("declared dead" if entry.is_dead else "")
-    turn.record(f"node:{node.name}", "removed", by=entry.actor, why=why)
+    turn.record(f"node:{node.name}", "removed", by=turn.actor, why=why)
     turn.is_placement_due = True
     return Done()
 
@@ -335,7 +335,7 @@ def _release_dead(turn: Turn, key: AttemptKey, entry: NodeChanged) -> None:
             attempt,
             "node_lost" if attempt.phase == RUNNING else "revoked",
             evidence="operator",
-            by=entry.actor,
+            by=turn.actor,
             why=f"{entry.node} was declared dead" + (f": {entry.why}" if entry.why else ""),
         )
     if attempt.ended is not None:
