@@ -260,9 +260,9 @@ class Agreement:
                 " brings it back from the others"
             )
         return (
-            f"{where} No majority agrees, so none of them may serve. Keep all data directories, find"
-            ' the right one with `pertinax verify`, and go on as the runbook "Replace a controller"'
-            " says"
+            f"{where} No majority agrees, so none of them may serve. Keep all data directories,"
+            " find the right one with `pertinax verify`, and follow the runbook"
+            " 'Replace a controller'"
         )
 
     # ---- the end of a wrong one ----------------------------------------------------------------
