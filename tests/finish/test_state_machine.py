@@ -190,6 +190,17 @@ def test_late_truth_that_may_not_be_adopted_is_only_recorded(
     assert core.attempt(job_id, 2).phase == "Pending"
 
 
+def test_an_old_start_sent_again_after_the_late_end_fences_nothing() -> None:
+    core = Core()
+    job_id, token = core.given_running()
+    core.offline(reason="disconnected", lease_ms=300_000)
+    core.node("a1", core.finished(token, was_signalled=True), start=2)
+    core.report(core.started(token))
+    core.pass_ms(5_000)
+    assert core.reasons(job_id) != ["Fencing"]
+    assert list(core.place()) == [f"{job_id}/main/0#2"]
+
+
 def test_a_placed_successor_adopts_nothing() -> None:
     core = Core()
     job_id, token = core.given_running()

@@ -165,8 +165,10 @@ def _apply_started(turn: Turn, attempt: Attempt, report: Report) -> None:
         return
     turn.state.count("late_reports")
     # Started although it had been ended: its node is ordered to kill it, and no successor is
-    # placed before it is gone. One whose finish was seen is only an old report, again.
-    if ended.finish is None and ended.is_tree_gone and not attempt.is_unwanted:
+    # placed before it is gone. One whose finish was seen, in time or late, is only an old report
+    # again: nothing would ever release it.
+    is_end_seen = ended.finish is not None or attempt.late is not None
+    if not is_end_seen and ended.is_tree_gone and not attempt.is_unwanted:
         _mark_unwanted(turn, attempt)
 
 
