@@ -41,7 +41,7 @@ from agent.logs import EventLog
 from agent.membership import lease_margin_ms
 from agent.node import NodeCell
 from agent.outbox import Outbox, OutboxDisk
-from agent.places import Places
+from agent.places import Places, make_passable
 from agent.resources import find_addresses, find_capacity, sample_usage
 from agent.session import Sessions
 from scheduler.protocol.messages import PROTOCOL_VERSION, Hello, Refused, Seen
@@ -367,7 +367,7 @@ def open_agent(config: AgentConfig, log: EventLog) -> Agent:
     Blocking. Raises wal errors and ValueError for stores that cannot be used.
     """
     places = Places(config.data_dir)
-    places.keeper.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_passable(places.keeper, is_root=os.geteuid() == 0)
     node = NodeCell.open(config.data_dir)
     outbox = OutboxDisk(places.outbox, cluster_id=config.cluster_id, name=config.name)
     if outbox.damaged:
@@ -376,6 +376,6 @@ def open_agent(config: AgentConfig, log: EventLog) -> Agent:
 
 
 def data_directory(config: AgentConfig) -> Path:
-    """The data directory, made if it is missing; only its owner may look inside."""
-    config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """The data directory, made if it is missing; only its owner may look inside. OSError."""
+    make_passable(config.data_dir, is_root=os.geteuid() == 0)
     return config.data_dir

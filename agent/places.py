@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Final
 
 #: Longest path of a unix socket, in bytes: sun_path has 108 with the final zero.
 SOCKET_PATH_BYTES_MAX: Final = 107
+_MAY_PASS: Final = 0o011
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +50,15 @@ class Places:
             raise PermissionError(f"{shelter} is not ours alone")
         digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
         return shelter / f"{digest}.sock"
+
+
+def make_passable(path: Path, *, is_root: bool) -> None:
+    """Make directory `path` if it is missing: ours, and nobody else may list or write it.
+
+    As root, jobs run as other users: those must get through it to their own work directories,
+    whatever the umask was when it was made. What is secret below has its own mode. Raises OSError.
+    """
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if is_root and mode & _MAY_PASS != _MAY_PASS:
+        path.chmod(mode | _MAY_PASS)

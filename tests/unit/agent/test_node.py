@@ -11,7 +11,7 @@ import pytest
 
 from agent.errors import AlreadyRunning
 from agent.node import DirectoryLock, NodeCell, running_agent
-from agent.places import SOCKET_PATH_BYTES_MAX, Places
+from agent.places import SOCKET_PATH_BYTES_MAX, Places, make_passable
 from scheduler.protocol.messages import Seen
 from wal.cell import Cell
 from wal.errors import Corrupt
@@ -74,6 +74,17 @@ def test_one_agent_per_directory(tmp_path: Path) -> None:
     lock.release()
     assert running_agent(tmp_path) is None
     DirectoryLock.take(tmp_path).release()
+
+
+@pytest.mark.parametrize(("is_root", "mode"), [(True, 0o711), (False, 0o700)])
+def test_only_root_lets_the_users_of_jobs_through(
+    tmp_path: Path, *, is_root: bool, mode: int
+) -> None:
+    made, found = tmp_path / "made", tmp_path / "found"
+    found.mkdir(mode=0o700)
+    for path in (made, found):
+        make_passable(path, is_root=is_root)
+        assert path.stat().st_mode & 0o777 == mode
 
 
 def test_the_socket_lies_in_the_data_directory(tmp_path: Path) -> None:
