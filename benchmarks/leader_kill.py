@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import threading
 import time
 from typing import Any
@@ -56,8 +58,9 @@ def main(argv: list[str]) -> int:
         for _ in range(args.rounds):
             cluster.wait_healthy()
             leader = cluster.leader()
-            cluster.kill(leader)
+            os.kill(cluster.member(leader)["pid"], signal.SIGKILL)
             took.append(1000 * load.wait_after(time.monotonic()))
+            cluster.kill(leader)  # returns once it is gone
             cluster.start(leader)
         load.stopping.set()
         load.join(timeout=30)
