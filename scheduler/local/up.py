@@ -32,7 +32,7 @@ from scheduler.local.files import (
     read_plan,
     write_plan,
 )
-from scheduler.local.ports import choose_ports
+from scheduler.local.ports import choose_ports, is_listening
 from scheduler.local.processes import (
     POLL_S,
     boot_id,
@@ -347,6 +347,10 @@ def _missing(document: Document, client: _PatientClient) -> str:
     """What is not there yet, empty when the cluster is ready."""
     if document.get("leader") is None:
         return "a leader"
+    # One that refuses its data ends before it listens, and after the others have a leader.
+    deaf = [one["name"] for one in document["controllers"] if not _listens(one)]
+    if deaf:
+        return f"controller {', '.join(deaf)}"
     nodes = client.nodes(document)
     if nodes is None:
         return "an answer of the leader"
@@ -357,6 +361,10 @@ def _missing(document: Document, client: _PatientClient) -> str:
     if any(process_of(one.get("keeper_pid")) is None for one in document["agents"]):
         return "the keepers"
     return ""
+
+
+def _listens(controller: Document) -> bool:
+    return is_listening(controller["pid"], int(controller["http"].rpartition(":")[2]))
 
 
 def _refuse_ended(layout: Layout, document: Document) -> None:
