@@ -293,13 +293,15 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         """A snapshot proves that this log is committed up to `index`."""
         self._SyncObj__raftCommitIndex = max(self._SyncObj__raftCommitIndex, index)
 
-    def append(self, payload: bytes) -> int:
+    def append(self, payload: bytes, *, may_use_reserve: bool = False) -> int:
         """As leader: add one entry of the current term; returns its index. Not durable yet.
 
         Raises wal.errors.OutOfSpace, and then nothing changed.
         """
         index = self.journal.last_index + 1
-        self.journal.storage.append(payload, index=index, term=self.term)
+        self.journal.storage.append(
+            payload, index=index, term=self.term, may_use_reserve=may_use_reserve
+        )
         return index
 
     def append_noop(self) -> None:

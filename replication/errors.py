@@ -49,6 +49,12 @@ class Overloaded(ProposalError):
         self.retry_after_s = retry_after_s
 
 
+class DiskFull(Overloaded):
+    """The disk of the log is full; nothing was appended. What frees work is still taken."""
+
+    code: ClassVar[str] = "disk_full"
+
+
 class CommandTooLarge(ProposalError):
     """The command exceeds the bound of one entry; nothing was appended."""
 

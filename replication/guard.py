@@ -119,6 +119,8 @@ class Guard:
         self.is_joining = is_joining
         self.elections = Elections(core)
         self.joiners = Joiners(core)
+        #: Whether this member's disk has room for what a leader must write; else it never stands.
+        self.has_room: Callable[[], bool] = lambda: True
         #: As leader: a counting member answered this broadcast in the current term.
         self.on_echo: Callable[[str, int], None] = lambda _member, _round: None
         #: As follower: the leader offers a snapshot.
@@ -135,7 +137,8 @@ class Guard:
 
     def tick(self) -> None:
         """One turn of the core, standing for election only after a won pre-vote."""
-        self._core.tick(may_stand=not self.is_joining and self.elections.may_stand())
+        may_lead = not self.is_joining and self.has_room()
+        self._core.tick(may_stand=may_lead and self.elections.may_stand())
 
     def set_connected(self, member: str, *, is_connected: bool) -> None:
         core = self._core
@@ -182,7 +185,7 @@ class Guard:
             case PreVoteReply():
                 self.elections.receive_pre_vote_reply(member, message)
             case TimeoutNow():
-                if not self.is_joining:
+                if not self.is_joining and self.has_room():
                     self._core.feed(member, {"type": "timeout_now", "term": message.term})
             case SnapshotOffer():
                 if self._follow(member, message.term):

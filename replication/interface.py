@@ -138,15 +138,22 @@ class ReplicatedLog(Protocol):
         """Stop taking part; pending proposals end as outcome_unknown. Idempotent."""
         ...
 
-    async def propose(self, command: bytes) -> Applied:
+    async def propose(self, command: bytes, *, is_urgent: bool = False) -> Applied:
         """Append `command` on the leader; returns once it is committed and applied here.
 
-        Raises ProposalError: NotLeader and Overloaded are not_applied; LeadershipLost and
+        Urgent is what frees work: on a full disk it is taken while the reserve lasts. Raises
+        ProposalError: NotLeader, Overloaded and DiskFull are not_applied; LeadershipLost and
         OutcomeUnknown (deadline) may still commit. Cancelling does not undo the proposal.
         """
         ...
 
-    def propose_nowait(self, command: bytes, done: Callable[[Applied | Exception], None]) -> None:
+    def propose_nowait(
+        self,
+        command: bytes,
+        done: Callable[[Applied | Exception], None],
+        *,
+        is_urgent: bool = False,
+    ) -> None:
         """As `propose`, with a callback on the loop instead of a future: for hot paths."""
         ...
 

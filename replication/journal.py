@@ -45,6 +45,10 @@ class LogStorage(Protocol):
     def commit_index(self) -> int: ...
     @property
     def size_bytes(self) -> int: ...
+    @property
+    def has_room(self) -> bool:
+        """False when the disk is so full that a leader could not even record that it leads."""
+        ...
 
     def append(
         self, payload: bytes, *, index: int, term: int, may_use_reserve: bool = False

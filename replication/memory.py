@@ -11,7 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from replication.entries import COMMAND_BYTES_MAX
-from replication.errors import CommandTooLarge, LeadershipLost, NotLeader, OutcomeUnknown
+from replication.errors import (
+    CommandTooLarge,
+    DiskFull,
+    LeadershipLost,
+    NotLeader,
+    OutcomeUnknown,
+)
 from replication.interface import (
     Applied,
     ClusterStatus,
@@ -50,6 +56,7 @@ class MemoryLog:
         self._leadership = Leadership(term=0, role=Role.FOLLOWER, leader=None)
         self._queue: list[tuple[bytes, Callable[[Applied | Exception], None]]] = []
         self._is_held = False
+        self._is_full = False
         self._is_closed = False
         self._is_scheduled = False
         self._applied_index = 0
@@ -91,7 +98,7 @@ class MemoryLog:
         self._is_closed = True
         self._fail_pending(OutcomeUnknown("the member closed"))
 
-    async def propose(self, command: bytes) -> Applied:
+    async def propose(self, command: bytes, *, is_urgent: bool = False) -> Applied:
         """As `ReplicatedLog.propose`."""
         future: asyncio.Future[Applied] = asyncio.get_running_loop().create_future()
 
@@ -103,10 +110,16 @@ class MemoryLog:
             else:
                 future.set_result(outcome)
 
-        self.propose_nowait(command, resolve)
+        self.propose_nowait(command, resolve, is_urgent=is_urgent)
         return await future
 
-    def propose_nowait(self, command: bytes, done: Callable[[Applied | Exception], None]) -> None:
+    def propose_nowait(
+        self,
+        command: bytes,
+        done: Callable[[Applied | Exception], None],
+        *,
+        is_urgent: bool = False,
+    ) -> None:
         """As `ReplicatedLog.propose_nowait`; `done` is never called from within this call."""
         loop = asyncio.get_running_loop()
         if self._is_closed or self._fatal is not None:
@@ -115,6 +128,8 @@ class MemoryLog:
             loop.call_soon(done, NotLeader(self._leadership.leader))
         elif len(command) > COMMAND_BYTES_MAX:
             loop.call_soon(done, CommandTooLarge(f"{len(command)} bytes"))
+        elif self._is_full and not is_urgent:
+            loop.call_soon(done, DiskFull("the disk is full", retry_after_s=1.0))
         else:
             self._queue.append((command, done))
             self._schedule()
@@ -222,6 +237,10 @@ class MemoryLog:
         """Commit what was held back, and again at once from now on."""
         self._is_held = False
         self._schedule()
+
+    def set_full(self, *, is_full: bool) -> None:
+        """Play a full disk: only what is urgent is taken."""
+        self._is_full = is_full
 
     def apply_from_leader(self, command: bytes) -> object:
         """Apply an entry that another member led; returns what the state machine said."""

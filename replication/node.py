@@ -247,7 +247,7 @@ class RaftLog:
         for _, future in self._applied_waiters:
             future.cancel()
 
-    async def propose(self, command: bytes) -> Applied:
+    async def propose(self, command: bytes, *, is_urgent: bool = False) -> Applied:
         """As `ReplicatedLog.propose`."""
         future: asyncio.Future[Applied] = asyncio.get_running_loop().create_future()
 
@@ -259,15 +259,21 @@ class RaftLog:
             else:
                 future.set_result(outcome)
 
-        self.propose_nowait(command, resolve)
+        self.propose_nowait(command, resolve, is_urgent=is_urgent)
         return await future
 
-    def propose_nowait(self, command: bytes, done: Callable[[Applied | Exception], None]) -> None:
+    def propose_nowait(
+        self,
+        command: bytes,
+        done: Callable[[Applied | Exception], None],
+        *,
+        is_urgent: bool = False,
+    ) -> None:
         """As `ReplicatedLog.propose_nowait`; `done` is never called from within this call."""
         if self._pump is None:
             asyncio.get_running_loop().call_soon(done, NotLeader(None))
         else:
-            self._pump.propose(command, done)
+            self._pump.propose(command, done, is_urgent=is_urgent)
 
     async def read_barrier(self, *, timeout_s: float | None = None) -> int:
         """As `ReplicatedLog.read_barrier`."""

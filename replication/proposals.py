@@ -38,6 +38,7 @@ class Waiting:
     command: bytes
     done: Done
     deadline: float
+    is_urgent: bool = False
 
 
 @dataclass(slots=True)
@@ -79,8 +80,8 @@ class Proposals:
             return Overloaded("too many proposals are uncommitted", retry_after_s=RETRY_AFTER_S)
         return None
 
-    def add(self, command: bytes, done: Done, *, deadline: float) -> None:
-        self._waiting.append(Waiting(command, done, deadline))
+    def add(self, command: bytes, done: Done, *, deadline: float, is_urgent: bool = False) -> None:
+        self._waiting.append(Waiting(command, done, deadline, is_urgent))
         self._waiting_bytes += len(command)
 
     def take(self) -> Waiting | None:

@@ -29,7 +29,7 @@ from typing import Final
 from replication.config import ReplicationConfig
 from replication.core import RaftCore
 from replication.entries import command_of, encode_command
-from replication.errors import NotLeader, OutcomeUnknown, Overloaded
+from replication.errors import DiskFull, NotLeader, OutcomeUnknown
 from replication.guard import Guard
 from replication.interface import Leadership, Role, StateMachine
 from replication.journal import Batch
@@ -54,6 +54,8 @@ TICK_S: Final = 0.01
 COMMIT_NEWS_S: Final = 0.004
 #: A batch that found no room on the disk is written again after this long.
 RETRY_WRITE_S: Final = 0.5
+#: A full disk is told of this often, at most: the log of the process may be on it, too.
+FULL_NEWS_S: Final = 10.0
 #: Commit times kept for the measured lag from commit to apply.
 COMMIT_MARKS_MAX: Final = 4_096
 
@@ -98,6 +100,12 @@ class Pump:
         self._commit_news_at = 0.0
         self._is_scheduled = False
         self._is_syncing = False
+        #: A batch found no room on the disk and is tried again: nothing is appended meanwhile.
+        self._is_write_waiting = False
+        self._full_news_at = 0.0
+        self._handover_at = 0.0
+        self._handovers = 0
+        guard.has_room = self._has_room
         self._is_stopped = False
         #: Set while leadership is handed over: nothing new is appended.
         self.is_paused = False
@@ -116,13 +124,15 @@ class Pump:
             self._is_scheduled = True
             self._runtime.call_soon(self._turn)
 
-    def propose(self, command: bytes, done: Done) -> None:
+    def propose(self, command: bytes, done: Done, *, is_urgent: bool = False) -> None:
         """Queue a command; `done` is called once, never from within this call."""
         refusal: Exception | None
         if self._is_stopped:
             refusal = OutcomeUnknown("this member has stopped")
         elif not self._core.is_leading:
             refusal = NotLeader(self.leadership.leader)
+        elif self._is_write_waiting:
+            refusal = _disk_full()
         else:
             refusal = self.proposals.refusal(command)
         if refusal is not None:
@@ -130,7 +140,7 @@ class Pump:
             self._runtime.call_soon(lambda: done(error))
             return
         deadline = self._runtime.now() + self._config.proposal_deadline_ms / 1000
-        self.proposals.add(command, done, deadline=deadline)
+        self.proposals.add(command, done, deadline=deadline, is_urgent=is_urgent)
         self.wake()
 
     def receive(self, member: str, message: RaftMessage) -> None:
@@ -141,7 +151,7 @@ class Pump:
             self._guard.receive(member, message)
         except OutOfSpace as error:
             # What did not fit is not acknowledged; the leader sends it again.
-            logger.error("append_refused leader=%s error=%s", member, error)
+            self._tell_full(error)
         except Exception as error:  # noqa: BLE001 - fail-stop, whatever it was
             self.fail(error)
             return
@@ -203,6 +213,7 @@ class Pump:
             now = self._runtime.now()
             self.proposals.expire(now)
             self.reads.expire(now)
+            self._yield_if_full(now)
             self.wake()
             self._runtime.call_later(TICK_S, self._tick)
 
@@ -232,14 +243,13 @@ class Pump:
                 return
             payload = encode_command(proposal.command)
             try:
-                index = core.append(payload)
+                index = core.append(payload, may_use_reserve=proposal.is_urgent)
             except OutOfSpace as error:
-                # Nothing was appended, so the proposer may try again when there is room.
-                logger.error("append_refused error=%s", error)
-                proposal.done(
-                    Overloaded("no room for the log on disk", retry_after_s=RETRY_AFTER_S)
-                )
-                return
+                # Nothing was appended, so the proposer may try again when there is room. What is
+                # urgent and waits behind it may still fit.
+                self._tell_full(error)
+                proposal.done(_disk_full())
+                continue
             self.proposals.note_appended(proposal, index=index, term=core.term)
             size += len(payload)
             if size >= DRAIN_BYTES_MAX:
@@ -280,10 +290,13 @@ class Pump:
         if self._is_stopped:
             return
         if isinstance(error, OutOfSpace):
-            logger.error("log_write_waits error=%s", error)
+            self._tell_full(error)
+            self._is_write_waiting = True
+            while (proposal := self.proposals.take()) is not None:
+                proposal.done(_disk_full())
             self._runtime.call_later(RETRY_WRITE_S, lambda: self._write(batch))
             return
-        self._is_syncing = False
+        self._is_syncing = self._is_write_waiting = False
         if error is not None:
             # What a failed sync left in the page cache may read back well and never reach the
             # disk, so nothing of the batch may ever count: stop, and recover from disk or peers.
@@ -297,6 +310,30 @@ class Pump:
             self.fail(raised)
             return
         self._turn()
+
+    def _has_room(self) -> bool:
+        return not self._is_write_waiting and self._core.journal.storage.has_room
+
+    def _yield_if_full(self, now: float) -> None:
+        """A leader that can record nothing more hands over; a member in the same need declines."""
+        core = self._core
+        if not core.is_leading or self._has_room() or now < self._handover_at:
+            return
+        self._handover_at = now + RETRY_WRITE_S
+        peers = core.connected_peers()
+        # One at a time, each in its turn: two candidates would split the votes.
+        turn = self._handovers % max(1, len(peers))
+        self._handovers += 1
+        for member in peers[turn:] + peers[:turn]:
+            if core.hand_over(member):
+                logger.warning("full_disk_hands_over target=%s", member)
+                return
+
+    def _tell_full(self, error: OutOfSpace) -> None:
+        now = self._runtime.now()
+        if now >= self._full_news_at:
+            self._full_news_at = now + FULL_NEWS_S
+            logger.error("disk_full error=%s", error)
 
     def _apply_slice(self) -> None:
         core = self._core
@@ -352,3 +389,7 @@ class Pump:
             self.proposals.note_deposed(leader, now=self._runtime.now())
         logger.info("leadership term=%d role=%s leader=%s", core.term, core.role, leader)
         self._on_leadership(self.leadership)
+
+
+def _disk_full() -> DiskFull:
+    return DiskFull("the disk of the leader's log is full", retry_after_s=RETRY_AFTER_S)

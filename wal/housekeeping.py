@@ -40,12 +40,15 @@ class Housekeeper:
             self._woken.wait()
             self._woken.clear()
             try:
-                if self._writer.wants_spare and not self._writer.prepare_spare():
-                    self._stopped.wait(_FULL_RETRY_S)
+                is_short = self._writer.wants_spare and not self._writer.prepare_spare()
                 # Under load every batch's records speak for the batch before; only the last one
                 # before a pause needs the mark.
                 self._stopped.wait(self._mark_idle_s)
                 if not self._woken.is_set() and self._writer.wants_mark:
                     self._writer.write_mark()
+                if is_short:
+                    # Room comes back without a word.
+                    self._stopped.wait(_FULL_RETRY_S)
+                    self._woken.set()
             except WalError:
                 return

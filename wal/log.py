@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from wal.batch import Batch
 from wal.errors import Closed, OutOfSpace, RecordTooLarge
@@ -33,6 +33,9 @@ from wal.settings import WalSettings
 from wal.writer import SegmentWriter
 
 __all__ = ["Entry", "LogStats", "WriteAheadLog"]
+
+#: With less than this on a full disk a member could not even record that it leads.
+LEADING_ROOM_BYTES: Final = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,13 @@ class WriteAheadLog:
         """Bytes of records on disk, segment pages included."""
         return self._writer.used_bytes
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a leader could record what frees work: False when the reserve is used up, too."""
+        writer = self._writer
+        is_scarce = writer.is_full or writer.is_short
+        return not is_scarce or self._fits(LEADING_ROOM_BYTES, may_use_reserve=True)
+
     def entry(self, index: int) -> Entry:
         """The entry at `index`. Raises IndexError outside `first_index`..`last_index`."""
         if index <= self._base_index:
@@ -207,14 +217,15 @@ class WriteAheadLog:
         """Append an entry in memory and to the pending batch; `index` must be `last_index` + 1.
 
         Raises RecordTooLarge and, on a full disk, OutOfSpace; then nothing changed. With
-        `may_use_reserve` the entry is taken while the reserve lasts: for what frees work.
+        `may_use_reserve` the entry is taken while the reserve lasts: for what frees work. What may
+        not use it is refused as soon as it would begin a segment that there is no room for.
         """
         assert index == self.last_index + 1, f"entry {index} after {self.last_index}"
         self._check_open()
         if len(payload) > self._record_bytes_max:
             raise RecordTooLarge(f"{len(payload)} bytes; at most {self._record_bytes_max}")
         size = frame_bytes(len(payload))
-        if self._writer.is_full:
+        if self._writer.is_full or self._writer.is_short:
             self._check_room(size, may_use_reserve=may_use_reserve)
         self._entries.append(Entry(payload, index, term))
         self._pending.append(Operation(RecordType.ENTRY, index, term, payload))
@@ -352,13 +363,21 @@ class WriteAheadLog:
 
     def _check_room(self, size: int, *, may_use_reserve: bool) -> None:
         self._wake()
-        room = self._writer.room_bytes - self._pending_bytes
-        # What a batch in flight writes is not yet subtracted from the room.
-        room -= self._batch.size_bytes if self._batch else 0
-        if not may_use_reserve or size + 2 * frame_bytes(0) > room:
+        is_refused = self._writer.is_full and not may_use_reserve
+        if is_refused or not self._fits(size, may_use_reserve=may_use_reserve):
             raise OutOfSpace(
                 "the disk is full: only what frees work is taken", path=self._directory
             )
+
+    def _fits(self, size: int, *, may_use_reserve: bool) -> bool:
+        writer = self._writer
+        # What a batch in flight writes is not yet subtracted from the room.
+        size += self._pending_bytes + (self._batch.size_bytes if self._batch else 0)
+        room = writer.room_bytes
+        if may_use_reserve:
+            # Not their sum: a record is in the one or in the other.
+            room = max(room, writer.reserve_room_bytes)
+        return size + 2 * frame_bytes(0) <= room
 
     def _check_open(self) -> None:
         if self._is_closed:

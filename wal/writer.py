@@ -82,6 +82,9 @@ class SegmentWriter:
         self._has_spare = False
         #: The disk had no room: only what may use the reserve is to be taken.
         self.is_full = False
+        #: No room was found for the segment after the newest: the reserve alone is left for it.
+        self.is_short = False
+        self._has_reserve = False
         self.sync_count = 0
 
     # -- opening ----------------------------------------------------------------------------------
@@ -131,6 +134,11 @@ class SegmentWriter:
         """What still fits the newest segment."""
         place = self._require_active().place
         return place.header.size - place.end
+
+    @property
+    def reserve_room_bytes(self) -> int:
+        """What records may take of the reserve, once it is a segment; 0 when it is used."""
+        return self._settings.reserve_bytes - PAGE_BYTES if self._has_reserve else 0
 
     @property
     def hard_state(self) -> HardState:
@@ -190,29 +198,42 @@ class SegmentWriter:
             with self._io, self._guard():
                 has_reserve = self._fs.exists(self._directory / RESERVE_NAME)
                 has_spare = self._has_spare
+            if self.is_short and self._lacks_room(has_reserve=has_reserve, has_spare=has_spare):
+                # Found out without filling the disk with zeros once a second.
+                return False
             try:
                 # Outside the I/O lock: this takes as long as writing a whole segment.
                 if not has_reserve:
                     self._make_zeros(RESERVE_NAME, self._settings.reserve_bytes)
+                    with self._io:
+                        # A batch may have taken it meanwhile.
+                        self._has_reserve = self._fs.exists(self._directory / RESERVE_NAME)
                 if not has_spare:
                     self._make_zeros(SPARE_NAME, self._settings.segment_bytes)
             except OSError as error:
                 if error.errno in NO_SPACE_ERRNOS:
+                    self.is_short = True
                     return False
                 with self._io, self._guard():
                     raise
             with self._io:
                 self._has_spare = True
-                self.is_full = False
+                self.is_full = self.is_short = False
             return True
+
+    def _lacks_room(self, *, has_reserve: bool, has_spare: bool) -> bool:
+        needed = self._settings.segment_bytes if has_reserve else self._settings.reserve_bytes
+        return not (has_reserve and has_spare) and self._fs.free_bytes(self._directory) < needed
 
     def ensure_reserve(self) -> None:
         """Make the reserve if it is missing; without room for it the store counts as full."""
         with self._io, self._guard():
-            if self._fs.exists(self._directory / RESERVE_NAME):
+            self._has_reserve = self._fs.exists(self._directory / RESERVE_NAME)
+            if self._has_reserve:
                 return
             try:
                 self._make_zeros(RESERVE_NAME, self._settings.reserve_bytes)
+                self._has_reserve = True
             except OSError as error:
                 if error.errno not in NO_SPACE_ERRNOS:
                     raise
@@ -278,7 +299,9 @@ class SegmentWriter:
                 ) from error
             # It holds zeros that are on the disk already: it becomes the segment itself.
             self._fs.rename(reserve, aside)
+            self._has_reserve = False
             return aside, size
+        self.is_short = False
         return aside, self._settings.segment_bytes
 
     def _make_zeros(self, name: str, size: int) -> None:

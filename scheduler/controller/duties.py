@@ -27,6 +27,7 @@ from scheduler.controller.effect_runner import EffectRunner
 from scheduler.controller.heartbeats import Heartbeats
 from scheduler.controller.reports import ReportIntake
 from scheduler.controller.state_machine import ONLINE, ClusterMachine
+from scheduler.controller.urgency import is_urgent
 from scheduler.controller.wire import Close
 from scheduler.core.apply import Applied as StateChange
 from scheduler.core.commands import DeadlinesPassed, Entry, NodeOffline, Placed
@@ -349,7 +350,8 @@ class Duties:
             # again by now: its stamps and sessions are of another time.
             asyncio.get_running_loop().call_soon(done, NotLeader(None))
             return
-        self.lead.log.propose_nowait(self.lead.encode(entry, actor=actor), done)
+        command = self.lead.encode(entry, actor=actor)
+        self.lead.log.propose_nowait(command, done, is_urgent=is_urgent(entry))
 
     async def _propose_ending(self, entry: Entry) -> object:
         """As `_propose`, for an entry that may end attempts: leases are not extended meanwhile."""
@@ -364,7 +366,8 @@ class Duties:
         """What apply answered. Raises ProposalError, but waits out an overload."""
         while True:
             try:
-                applied = await self.lead.log.propose(self.lead.encode(entry))
+                command = self.lead.encode(entry)
+                applied = await self.lead.log.propose(command, is_urgent=is_urgent(entry))
             except Overloaded as error:
                 await asyncio.sleep(error.retry_after_s)
                 continue

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from replication.errors import Certainty, CommandTooLarge, NotLeader, Overloaded, ProposalError
+from replication.errors import (
+    Certainty,
+    CommandTooLarge,
+    DiskFull,
+    NotLeader,
+    Overloaded,
+    ProposalError,
+)
 from scheduler.core.results import Rejected
 
 Kind = Literal["not_found", "conflict", "version", "invalid", "unavailable", "overloaded"]
 
 #: When a client may ask again while there is no leader, in seconds: about one election.
 RETRY_AFTER_S: Final = 0.5
+#: The same for a full disk, which somebody has to look after.
+DISK_RETRY_AFTER_S: Final = 5.0
 
 
 class ServiceError(Exception):
@@ -83,6 +92,14 @@ def from_proposal(error: ProposalError, *, leader_http: str | None) -> ServiceEr
             f"this is too much for one change: {error}",
             hint="split it: fewer jobs in one request, or smaller specifications",
             kind="invalid",
+        )
+    if isinstance(error, DiskFull):
+        return ServiceError(
+            error.code,
+            f"nothing was changed: {error}",
+            hint="free space on that controller's disk; what runs goes on, and its ends are kept",
+            kind="unavailable",
+            retry_after_s=DISK_RETRY_AFTER_S,
         )
     if isinstance(error, Overloaded):
         return ServiceError(

@@ -136,7 +136,7 @@ class Leader:
         if not self._machine.is_founded:
             await self._found(lead)
         takeover = LeaderTookOver(term=term, leader=self._config.name)
-        applied = await self._log.propose(lead.encode(takeover))
+        applied = await self._log.propose(lead.encode(takeover), is_urgent=True)
         self._metrics.takeovers.inc()
         logs.info("leader_took_over", term=term, index=applied.index, digest=self._machine.digest())
         return Duties(lead)

@@ -15,6 +15,7 @@ from replication.interface import Applied
 from scheduler.controller import logs
 from scheduler.controller.contacts import Contact
 from scheduler.controller.context import Lead
+from scheduler.controller.urgency import is_urgent
 from scheduler.core.commands import ENTRY_BYTES_MAX, AttemptReports
 from scheduler.core.results import ReportAnswer
 from scheduler.protocol.messages import ITEMS_MAX, Progress, Report, ReportsCommitted
@@ -123,10 +124,8 @@ class ReportIntake:
 
     def _propose(self, contact: Contact, intake: _Intake, reports: tuple[Report, ...]) -> None:
         lead = self._lead
-        command = lead.encode(
-            AttemptReports(node=contact.name, node_uuid=contact.node_uuid, reports=reports),
-            actor=f"agent:{contact.name}",
-        )
+        entry = AttemptReports(node=contact.name, node_uuid=contact.node_uuid, reports=reports)
+        command = lead.encode(entry, actor=f"agent:{contact.name}")
         if len(command) > ENTRY_BYTES_MAX:
             self._propose_smaller(contact, intake, reports)
             return
@@ -138,7 +137,7 @@ class ReportIntake:
                 self._answer(contact, outcome)
             # Else the node hears nothing and sends again: to us, or to the next leader (A6).
 
-        lead.log.propose_nowait(command, done)
+        lead.log.propose_nowait(command, done, is_urgent=is_urgent(entry))
 
     def _propose_smaller(
         self, contact: Contact, intake: _Intake, reports: tuple[Report, ...]

@@ -25,6 +25,7 @@ from scheduler.controller.metrics import Metrics
 from scheduler.controller.sessions import AgentPort
 from scheduler.controller.state_machine import ClusterMachine
 from scheduler.controller.status import cluster_view
+from scheduler.controller.urgency import is_urgent
 from scheduler.controller.watch import EventHub
 from scheduler.core import queries
 from scheduler.core.commands import (
@@ -141,7 +142,7 @@ class Service:
         command = duties.lead.encode(entry, actor=f"user:{user}")
         try:
             with self._metrics.propose_s.time():
-                applied = await self._log.propose(command)
+                applied = await self._log.propose(command, is_urgent=is_urgent(entry))
         except ProposalError as error:
             raise from_proposal(error, leader_http=self.leader_http()) from None
         if isinstance(applied.result, Rejected):

@@ -88,6 +88,7 @@ class SimStorage:
         self._batch: SimBatch | None = None
         self.durable_index = self._live.last_index
         self._noted = disk.commit_index
+        self.has_room = True
         #: The next write fails.
         self.is_failing = False
 

@@ -109,7 +109,7 @@ class SimMember:
         self.is_up = True
         self._is_fetching = False
         self.runtime = SimRuntime(self._clock, self._rng, self._sync_s)
-        self.storage = SimStorage(self.disk, self._rng, crash_rate=self._crash_rate)
+        self.storage = self._open_storage()
         self.machine = History(self._note_applied)
         applied_index, applied_term = self._recover()
         link = SimLink(self._network, self.name, self._rng, self._crash_rate)
@@ -133,6 +133,9 @@ class SimMember:
         self.guard.on_offer = self._receive_offer
         self.guard.on_admitted = self._note_admitted
         self.pump.start()
+
+    def _open_storage(self) -> SimStorage:
+        return SimStorage(self.disk, self._rng, crash_rate=self._crash_rate)
 
     def _recover(self) -> tuple[int, int]:
         """As `replication.snapshot.recover`."""
