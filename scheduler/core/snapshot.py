@@ -15,13 +15,13 @@ import msgspec
 
 from scheduler.core.records import STATE_VERSION, Meta
 from scheduler.core.state import TABLES, ClusterState, StateView
-from scheduler.core.tables import DIGEST_MODULUS, encode_record, hash_record
+from scheduler.core.tables import DIGEST_MODULUS, encode_record, hash_encoded, hash_record
 
 MAGIC: Final = "pertinax-state"
 FORMAT: Final = 1
-#: Rows in one block, and bytes in one chunk.
+#: Rows in one block, and bytes in one chunk: 1 to 3 ms of work, after which a writer may pause.
 BLOCK_ROWS: Final = 256
-CHUNK_BYTES_MAX: Final = 1024 * 1024
+CHUNK_BYTES_MAX: Final = 64 * 1024
 #: Largest block taken when restoring: rows of the largest entries, with room to spare.
 BLOCK_BYTES_MAX: Final = 1 << 30
 
@@ -45,7 +45,7 @@ class NewerSnapshot(BadSnapshot):
 
 
 def snapshot_chunks(view: StateView) -> Iterator[bytes]:
-    """The canonical bytes of a view, in pieces of at most 1 MiB. Any thread."""
+    """The canonical bytes of a view, in pieces of at most 64 KiB. Any thread."""
     buffer = bytearray()
     for block in _blocks(view):
         buffer += len(block).to_bytes(_LENGTH, "big")
@@ -63,11 +63,12 @@ def _blocks(view: StateView) -> Iterator[bytes]:
     digest = hash_record("meta", view.meta)
     count = 0
     for name in TABLES:
-        rows: list[Any] = []
+        rows: list[msgspec.Raw] = []
         for row in view.tables[name].sorted_rows():
-            digest += hash_record(name, row)
+            data = encode_record(row)
+            digest += hash_encoded(name, data)
             count += 1
-            rows.append(row)
+            rows.append(msgspec.Raw(data))
             if len(rows) == BLOCK_ROWS:
                 yield encode_record((name, rows))
                 rows = []
@@ -85,19 +86,19 @@ def restore_state(chunks: Iterable[bytes]) -> ClusterState:
     Raises BadSnapshot (a ValueError), or NewerSnapshot for one that only a newer release can read.
     """
     blocks = _split(chunks)
+    state = ClusterState()
     try:
         _check_header(next(blocks, b""))
         meta = _META.decode(next(blocks, b""))
-        rows, trailer = _read_rows(blocks)
+        reader = _RowReader(blocks)
+        state.load(meta, reader)
     except BadSnapshot:
         raise
     except (msgspec.MsgspecError, ValueError, UnicodeDecodeError, RecursionError) as error:
         raise BadSnapshot(f"this is no snapshot of the state: {error}") from None
-    if trailer is None or trailer[0] != sum(len(part) for _, part in rows):
+    if reader.trailer is None or reader.trailer[0] != reader.count:
         raise BadSnapshot("the snapshot is cut short")
-    state = ClusterState()
-    state.load(meta, rows)
-    if state.digest() != trailer[1]:
+    if state.digest() != reader.trailer[1]:
         raise BadSnapshot("the snapshot's records do not match its digest")
     state.rebuild()
     return state
@@ -114,24 +115,31 @@ def _check_header(block: bytes) -> None:
         )
 
 
-def _read_rows(
-    blocks: Iterator[bytes],
-) -> tuple[list[tuple[str, list[Any]]], tuple[int, str] | None]:
-    rows: list[tuple[str, list[Any]]] = []
-    for block in blocks:
-        # A block of rows is `[text, array]`, the trailer `[integer, text]`.
-        if block[1:2] and block[1] & 0xE0 == 0xA0:
+class _RowReader:
+    """Iterates `(table, rows)`, a block at a time, and keeps what is behind the last."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        #: Rows so far.
+        self.count = 0
+        #: Row count and digest as the snapshot states them; None before they were read.
+        self.trailer: tuple[int, str] | None = None
+
+    def __iter__(self) -> Iterator[tuple[str, list[Any]]]:
+        for block in self._blocks:
+            # A block of rows is `[text, array]`, the trailer `[integer, text]`.
+            if not (block[1:2] and block[1] & 0xE0 == 0xA0):
+                self.trailer = _TRAILER.decode(block)
+                if next(self._blocks, None) is not None:
+                    raise BadSnapshot("there is something behind the snapshot's end")
+                return
             name, raw = _BLOCK.decode(block)
             decoder = _ROWS.get(name)
             if decoder is None:
                 raise NewerSnapshot(f"the snapshot has a table {name!r}: an upgrade is needed")
-            rows.append((name, decoder.decode(raw)))
-        else:
-            trailer = _TRAILER.decode(block)
-            if next(blocks, None) is not None:
-                raise BadSnapshot("there is something behind the snapshot's end")
-            return rows, trailer
-    return rows, None
+            rows = decoder.decode(raw)
+            self.count += len(rows)
+            yield name, rows
 
 
 def _split(chunks: Iterable[bytes]) -> Iterator[bytes]:

@@ -398,6 +398,18 @@ class ClusterState:
         for name, part in rows:
             self.table(name).load(part, _KEY_OF[name])
 
+    def dismantle(self) -> None:
+        """Let go of a state that nobody uses any more, some records at a time. Any thread.
+
+        A million records freed at once would stop every thread; and the state refers to itself, so
+        that only the garbage collector would ever free it.
+        """
+        for name in TABLES:
+            self.table(name).dismantle()
+        while self.tokens:
+            self.tokens.popitem()
+        self._clear_indexes()
+
     def rebuild(self) -> None:
         """Make every index again from the records."""
         self._clear_indexes()

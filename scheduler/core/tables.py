@@ -8,7 +8,8 @@ of a shard means nothing: whoever needs an order sorts the keys.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -20,6 +21,8 @@ V = TypeVar("V", bound=msgspec.Struct)
 SHARDS: Final = 1024
 #: Changed rows whose share of the digest is still to be computed: bounds one flush to about 1 ms.
 CHANGED_MAX: Final = 256
+#: Keys sorted in one go: more would keep every other thread waiting for the interpreter.
+SORTED_AT_ONCE_MAX: Final = 4_096
 #: Digests are sums modulo this.
 DIGEST_MODULUS: Final = 1 << 128
 
@@ -34,9 +37,19 @@ def encode_record(record: object) -> bytes:
 
 def hash_record(table: str, record: object) -> int:
     """The record's share of the state digest."""
+    return hash_encoded(table, _ENCODER.encode(record))
+
+
+def hash_encoded(table: str, data: bytes) -> int:
+    """As `hash_record`, for a record's canonical bytes."""
     person = table.encode()[:16]
-    data = hashlib.blake2b(_ENCODER.encode(record), digest_size=16, person=person).digest()
-    return int.from_bytes(data, "big")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=16, person=person).digest(), "big")
+
+
+def _sorted_keys(shards: Sequence[dict[Any, Any]]) -> list[Any]:
+    if sum(map(len, shards)) <= SORTED_AT_ONCE_MAX:
+        return sorted(key for shard in shards for key in shard)
+    return list(heapq.merge(*[sorted(shard) for shard in shards if shard]))
 
 
 class TableView(Generic[K, V]):
@@ -52,9 +65,7 @@ class TableView(Generic[K, V]):
         return self._shards[hash(key) % SHARDS].get(key)
 
     def sorted_keys(self) -> list[K]:
-        keys: list[Any] = [key for shard in self._shards for key in shard]
-        keys.sort()
-        return keys
+        return _sorted_keys(self._shards)
 
     def sorted_rows(self) -> Iterator[V]:
         """Every row, by key."""
@@ -113,6 +124,12 @@ class Table(Generic[K, V]):
         self._digest = total % DIGEST_MODULUS
         self._count = sum(map(len, shards))
 
+    def dismantle(self) -> None:
+        """Let the rows of a table that nobody uses any more go, some at a time. Any thread."""
+        self._changed.clear()
+        while self._shards:
+            self._shards.pop()
+
     def delete(self, key: K) -> None:
         shard = self._own_shard(hash(key) % SHARDS)
         old = shard.pop(key)
@@ -132,9 +149,7 @@ class Table(Generic[K, V]):
         return TableView(self.name, tuple(self._shards))
 
     def sorted_keys(self) -> list[K]:
-        keys: list[Any] = [key for shard in self._shards for key in shard]
-        keys.sort()
-        return keys
+        return _sorted_keys(self._shards)
 
     def sorted_rows(self) -> Iterator[V]:
         for key in self.sorted_keys():
