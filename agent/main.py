@@ -37,6 +37,8 @@ from wal.errors import WalError
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_CONFLICT: Final = 4
+#: Seconds a killed predecessor may take to let go of the directory.
+PREDECESSOR_S: Final = 3.0
 #: What `--leave` waits beyond leave_timeout for the other process to end.
 LEAVE_EXTRA_S: Final = 10.0
 
@@ -49,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         directory = data_directory(config)
         if options.leave and (pid := running_agent(directory)) is not None:
             return _leave_other(pid, config)
-        lock = DirectoryLock.take(directory)
+        lock = DirectoryLock.take(directory, wait_s=PREDECESSOR_S)
     except ConfigError as error:
         return _fail(EXIT_USAGE, *error.mistakes)
     except AlreadyRunning as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ RESERVE_NAME: Final = "reserve"
 #: Enough for a few replacements of the cell and of the status file.
 RESERVE_BYTES: Final = 64 * 1024
 _VERSION: Final = 1
+#: Seconds between two looks at a lock: the end of another process cannot be awaited.
+_LOOK_S: Final = 0.02
 
 
 class NodeRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -91,6 +94,14 @@ class NodeCell:
             self.reserve.unlink(missing_ok=True)
 
 
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 class DirectoryLock:
     """Held by the one agent of a data directory; its file holds that agent's pid."""
 
@@ -98,15 +109,20 @@ class DirectoryLock:
         self._fd = fd
 
     @classmethod
-    def take(cls, directory: Path) -> Self:
-        """Lock `directory`. Raises AlreadyRunning with the holder's pid."""
+    def take(cls, directory: Path, *, wait_s: float = 0) -> Self:
+        """Lock `directory`. Raises AlreadyRunning with the holder's pid after `wait_s`.
+
+        A killed predecessor holds it until the last of its threads has ended, which is later than
+        it looks gone. Blocking.
+        """
         fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
-            os.close(fd)
-            raise AlreadyRunning(f"agent {holder or '?'} runs on {directory}") from None
+        deadline = time.monotonic() + wait_s
+        while not _try_lock(fd):
+            if time.monotonic() >= deadline:
+                holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+                os.close(fd)
+                raise AlreadyRunning(f"agent {holder or '?'} runs on {directory}")
+            time.sleep(_LOOK_S)
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return cls(fd)

@@ -43,12 +43,14 @@ from scheduler.controller.founding import (
 )
 from scheduler.controller.leader import Leader
 from scheduler.controller.metrics import Metrics
+from scheduler.controller.predecessor import wait_for_predecessor
 from scheduler.controller.service import Service
 from scheduler.controller.sessions import AgentPort
 from scheduler.controller.state_machine import ClusterMachine
 from scheduler.controller.watch import EventHub
 from scheduler.core.views import event_view
 from wal.errors import WalError
+from wal.opening import LOCK_NAME
 
 STATUS_NAME: Final = "status.json"
 EXIT_FATAL: Final = 1
@@ -276,6 +278,10 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_FATAL if isinstance(error, Diverged) else EXIT_CONFIG
     logs.set_up(level=config.log_level, file=config.log_file)
     raise_descriptor_limit()
+    member = config.member
+    wait_for_predecessor(
+        (member.raft, member.agents, member.http_address), config.data_dir / LOCK_NAME
+    )
     try:
         uvloop.run(run(config, founding))
     except (Fatal, OSError, ReplicationError, WalError, ValueError) as error:

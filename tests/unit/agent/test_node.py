@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,14 @@ def test_one_agent_per_directory(tmp_path: Path) -> None:
     lock.release()
     assert running_agent(tmp_path) is None
     DirectoryLock.take(tmp_path).release()
+
+
+def test_an_agent_waits_for_a_predecessor_that_is_ending(tmp_path: Path) -> None:
+    lock = DirectoryLock.take(tmp_path)
+    release = threading.Timer(0.1, lock.release)
+    release.start()
+    DirectoryLock.take(tmp_path, wait_s=60).release()
+    release.join()
 
 
 @pytest.mark.parametrize(("is_root", "mode"), [(True, 0o711), (False, 0o700)])
