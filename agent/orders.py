@@ -162,11 +162,7 @@ def _refusal_of(core: AgentState, session: Session, order: Order) -> str:
 def _receive_start(core: AgentState, session: Session, order: Start) -> None:
     attempt = core.attempts.get(order.token)
     if core.leaving:
-        core.emit(
-            Send(
-                OrderRefused(order_sequence=order.order_sequence, token=order.token, code="leaving")
-            )
-        )
+        _refuse_leaving(core, order)
     elif attempt is None:
         attempt = Attempt(order.token, Phase.ORDERED, session=session.number, order=order)
         core.attempts[order.token] = attempt
@@ -175,6 +171,15 @@ def _receive_start(core: AgentState, session: Session, order: Start) -> None:
     elif attempt.order is None:
         core.report_again(attempt)
     session.orders.finish(order.order_sequence)
+
+
+def _refuse_leaving(core: AgentState, order: Start) -> None:
+    refused = OrderRefused(order_sequence=order.order_sequence, token=order.token, code="leaving")
+    core.emit(Send(refused))
+    if core.attempts.get(order.token) is None and core.leaving != "stopped":
+        # Jobs may take long to end, and this one need not wait for them: the keeper voids it, and
+        # `not_started` lets it be placed elsewhere. Without a keeper the goodbye says as much.
+        core.ask_surely("status", token=order.token)
 
 
 def _receive_kill(core: AgentState, order: Kill) -> None:

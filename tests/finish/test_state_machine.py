@@ -375,6 +375,29 @@ def test_an_orderly_leave_is_a_drain() -> None:
     assert core.attempt(job_id, 2).phase == "Pending"
 
 
+def test_what_a_leaving_node_never_started_runs_elsewhere_at_once() -> None:
+    core = Core()
+    core.node()
+    job_id = core.submit()
+    core.place()
+    core.offline(reason="left", lease_ms=300_000)
+    core.node("a2")
+    assert core.end_of(job_id) == ("Killed", "node_drain", "never_started")
+    assert list(core.place()) == [f"{job_id}/main/0#2"]
+
+
+def test_a_leaving_node_with_another_ledger_proves_nothing() -> None:
+    core = Core()
+    core.node()
+    job_id = core.submit()
+    core.place()
+    core.node(store="other", start=2)
+    core.offline(reason="left", lease_ms=300_000)
+    core.node("a2")
+    assert core.attempt(job_id).ended is None
+    assert core.place() == {}
+
+
 def test_an_offline_of_an_older_session_changes_nothing() -> None:
     core = Core()
     job_id, token = core.given_running()

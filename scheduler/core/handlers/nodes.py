@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from scheduler.core import contact
 from scheduler.core.commands import LeaderTookOver, NodeChanged, NodeJoined, NodeOffline
 from scheduler.core.due import UNKNOWN
-from scheduler.core.lifecycle import OFFLINE_REASONS, RUNNING, UNKNOWN_CAUSES
+from scheduler.core.lifecycle import OFFLINE_REASONS, PENDING, RUNNING, UNKNOWN_CAUSES
 from scheduler.core.records import Attempt, AttemptKey, Node, Takeover, UnknownMark
 from scheduler.core.results import Done, Joined, Rejected
 from scheduler.core.transition import end_attempt, release_tree
@@ -215,20 +215,27 @@ def settle_disconnect(turn: Turn, attempt: Attempt) -> Attempt:
 
 
 def _end_left(turn: Turn, name: str) -> None:
-    """The agent ended everything before it left; what is still open here it did not report."""
+    """The agent ended everything before it left, and every start that there was is in the log.
+
+    So what it never confirmed never started, and its successor waits for no fence. What is Running
+    here has an end that the agent did not report: that proves nothing. Of what an earlier ledger
+    under this name had (it has a mark of its own), the agent could say nothing.
+    """
     state = turn.state
     for key in sorted(state.on_node.get(name, ())):
         attempt = state.attempts[key]
-        if attempt.ended is None and attempt.mark is None:
-            end_attempt(
-                turn,
-                attempt,
-                "node_drain",
-                evidence="declared",
-                by="system:leave",
-                why=f"{name} left the cluster",
-                is_tree_gone=False,
-            )
+        if attempt.ended is not None or attempt.mark is not None:
+            continue
+        is_unstarted = attempt.phase == PENDING
+        end_attempt(
+            turn,
+            attempt,
+            "node_drain",
+            evidence="never_started" if is_unstarted else "declared",
+            by="system:leave",
+            why=f"{name} left the cluster",
+            is_tree_gone=is_unstarted,
+        )
 
 
 # ---- takeover ----------------------------------------------------------------------------------

@@ -729,6 +729,18 @@ def test_leave_ends_the_jobs_reports_their_ends_then_says_goodbye(bench: Bench) 
     assert Exit(EXIT_DONE, "left") in bench.actions
 
 
+def test_what_comes_while_jobs_end_is_given_back_before_they_have_ended(bench: Bench) -> None:
+    bench.join(running(1))
+    bench.handle(LeaveRequested("host stops"))
+    bench.start(2)
+    bench.answer_only("status", state="unknown")
+    bench.write()
+    assert ("not_started", token(2)) in {
+        (report.kind, report.token) for batch in bench.sent(Reports) for report in batch.reports
+    }
+    assert bench.asked("start") == []
+
+
 def test_leave_survives_the_loss_of_the_session(bench: Bench) -> None:
     bench.join(running(1))
     bench.handle(LeaveRequested("host stops"))
