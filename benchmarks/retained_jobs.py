@@ -126,9 +126,9 @@ async def run_member(directory: Path, name: str) -> None:
     def note(leadership: Leadership) -> None:
         terms.add(leadership.term)
 
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     await log.start()
-    restart_s = time.perf_counter() - began
+    restart_s, restart_cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
     gc.collect()
     gc.freeze()
     ticker = Ticker()
@@ -140,7 +140,12 @@ async def run_member(directory: Path, name: str) -> None:
         results = await measure(directory, log, machine, ticker)
         write_whole(
             directory / RESULT_NAME,
-            {"restart_s": round(restart_s, 2), **results, "term_changes": len(terms)},
+            {
+                "restart_s": round(restart_s, 2),
+                "restart_cpu_s": round(restart_cpu_s, 2),
+                **results,
+                "term_changes": len(terms),
+            },
         )
         await asyncio.to_thread(sys.stdin.read)  # until the parent is done
     else:

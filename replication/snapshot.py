@@ -3,15 +3,17 @@
 Taking. Every so many entries or bytes the state machine gives a view (a few ms on the loop), a
 worker writes it, reads it back, and only then is the log trimmed, to a tail that is kept for
 members that were briefly absent. The worker pauses after each chunk as long as the chunk took: it
-shares the interpreter with the loop, and a commit must not wait for it.
+shares the interpreter with the loop, and a commit must not wait for it. Chunks are small, then.
 
 Fetching. A leader that no longer has the entries a member needs offers its snapshot instead. The
 member *pulls* it, piece by piece, over a connection of its own: pacing and memory are bounded by
 the receiver, the leader keeps no state of the transfer, and heartbeats never queue behind it.
 
-Installing. The file is verified and durable before anything changes. Then the log is reset behind
-it (durable), then the state machine is replaced. A crash in between leaves a snapshot newer than
-the log, which `recover` completes. One not ahead of what was applied is never installed (B20).
+Installing. The file is verified and durable before anything changes. A worker reads it into a
+state beside the present one, so that the loop goes on and a failure leaves everything as it was.
+Then, in one step of the loop, the log is reset behind it (durable) and the state machine is
+replaced. A crash in between leaves a snapshot newer than the log, which `recover` completes. One
+not ahead of what was applied is never installed (B20).
 
 Event loop, except what is said to run in a worker.
 """
@@ -21,10 +23,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -52,6 +55,28 @@ PIECE_TIMEOUT_S: Final = 30.0
 PIECE_WAIT_S: Final = PIECE_TIMEOUT_S + 5.0
 #: A failed fetch is not begun again before this.
 FETCH_PAUSE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A state that was read and is not in use; one of the two calls is made, once."""
+
+    #: Put it in place; quick, on the event loop. Returns a `discard` for the state before it.
+    adopt: Callable[[], Callable[[], None]]
+    #: Let it go; slow, in a worker.
+    discard: Callable[[], None]
+
+
+@runtime_checkable
+class PreparesRestore(Protocol):
+    """A state machine that reads a snapshot in a worker, for states that take long to read."""
+
+    def prepare_restore(self, chunks: Iterable[bytes], *, index: int, term: int) -> Prepared:
+        """Read the state without touching the present one. Raises as `StateMachine.restore`.
+
+        Worker thread.
+        """
+        ...
 
 
 class _OpenQuery(msgspec.Struct, frozen=True, array_like=True):
@@ -117,6 +142,7 @@ class SnapshotEngine:
         self._workers = ThreadPoolExecutor(3, thread_name_prefix="snapshot")
         self._taking: asyncio.Task[None] | None = None
         self._fetching: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._bytes_at_newest = 0
         #: The newest snapshot on this disk; 0 for none.
         self.newest_index = 0
@@ -129,6 +155,7 @@ class SnapshotEngine:
 
     async def close(self) -> None:
         """Give up what is under way. Idempotent."""
+        self._is_closed = True
         tasks = [task for task in (self._taking, self._fetching) if task is not None]
         for task in tasks:
             task.cancel()
@@ -215,7 +242,7 @@ class SnapshotEngine:
             await asyncio.sleep(FETCH_PAUSE_S)
             return
         try:
-            self._install(info)
+            await self._install(info)
         except Exception as error:  # noqa: BLE001 - fail-stop: log and state may not meet any more
             self._pump.fail(error)
 
@@ -234,20 +261,43 @@ class SnapshotEngine:
         await asyncio.sleep(len(piece) / self._config.snapshot_bytes_per_s)
         return piece
 
-    def _install(self, info: SnapshotInfo) -> None:
+    async def _install(self, info: SnapshotInfo) -> None:
         pump, journal = self._pump, self._core.journal
-        if pump.is_stopped or info.index <= pump.applied_index:
-            return
+        loop = asyncio.get_running_loop()
+        prepared: Prepared | None = None
+        if self._is_ahead(info) and not journal.holds(info.index, info.term):
+            started = time.monotonic()
+            prepared = await loop.run_in_executor(self._workers, self._prepare, info)
+            logger.info("snapshot_read index=%d s=%.2f", info.index, time.monotonic() - started)
+        surplus = None if prepared is None else prepared.discard
 
         def restore() -> None:
-            chunks = self._store.open_reader(info.index)
-            self._machine.restore(chunks, index=info.index, term=info.term)
+            nonlocal surplus
+            assert prepared is not None, "it was not read because the log held its last entry"
+            surplus = prepared.adopt()
 
-        meet_snapshot(journal, pump, index=info.index, term=info.term, restore=restore)
-        self._bytes_at_newest = pump.applied_bytes
-        self._use(info.index, info.term)
-        self._store.prune()
-        logger.info("snapshot_installed index=%d term=%d", info.index, info.term)
+        if self._is_ahead(info):
+            meet_snapshot(journal, pump, index=info.index, term=info.term, restore=restore)
+            self._bytes_at_newest = pump.applied_bytes
+            self._use(info.index, info.term)
+            logger.info("snapshot_installed index=%d term=%d", info.index, info.term)
+            await loop.run_in_executor(self._workers, self._store.prune)
+        if surplus is not None:
+            await loop.run_in_executor(self._workers, surplus)
+
+    def _is_ahead(self, info: SnapshotInfo) -> bool:
+        return not self._pump.is_stopped and info.index > self._pump.applied_index
+
+    def _prepare(self, info: SnapshotInfo) -> Prepared:
+        """Worker thread."""
+        chunks = self._until_closed(self._store.open_reader(info.index))
+        return prepare_restore(self._machine, chunks, index=info.index, term=info.term)
+
+    def _until_closed(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            if self._is_closed:
+                raise ReplicationError("this member stops")
+            yield chunk
 
     # Serving
 
@@ -273,6 +323,24 @@ class SnapshotEngine:
             if info.index == index:
                 return info
         raise ReplicationError(f"snapshot {index} is gone; a newer one is offered soon")
+
+
+def prepare_restore(
+    machine: StateMachine, chunks: Iterable[bytes], *, index: int, term: int
+) -> Prepared:
+    """Read a snapshot for `machine`; one that cannot do so beside its state does it when adopted.
+
+    Worker thread. Raises what `restore` does and wal.errors.Corrupt.
+    """
+    if isinstance(machine, PreparesRestore):
+        return machine.prepare_restore(chunks, index=index, term=term)
+    read = list(chunks)
+
+    def adopt() -> Callable[[], None]:
+        machine.restore(read, index=index, term=term)
+        return read.clear
+
+    return Prepared(adopt, read.clear)
 
 
 def meet_snapshot(

@@ -6,10 +6,13 @@ here, on the event loop, between two applies.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from replication.interface import SnapshotView
+from replication.snapshot import Prepared
 from scheduler.controller.metrics import Metrics
 from scheduler.controller.watch import EventHub
 from scheduler.core.apply import Applied, apply
@@ -26,8 +29,24 @@ AppliedCallback = Callable[[Applied], None]
 ONLINE: Final = "Online"
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No collections while a state is read: they would walk it again and again, in vain.
+
+    Afterwards it counts as permanent, as does what a start leaves behind.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class ClusterMachine:
-    """See the module's head. Event loop only, except the chunks of a view."""
+    """See the module's head. Event loop only, except `prepare_restore` and a view's chunks."""
 
     def __init__(self, hub: EventHub, metrics: Metrics) -> None:
         self.state = ClusterState()
@@ -59,10 +78,21 @@ class ClusterMachine:
         return _View(self.state.view())
 
     def restore(self, chunks: Iterable[bytes], *, index: int, term: int) -> None:
+        self.prepare_restore(chunks, index=index, term=term).adopt()
+
+    def prepare_restore(self, chunks: Iterable[bytes], *, index: int, term: int) -> Prepared:
+        """Read a snapshot's state beside the present one. Any thread; raises ValueError."""
         del term
-        self.state = restore_state(chunks)
-        self._applied_index = index
-        self._hub.restart(index)
+        with _collector_paused():
+            state = restore_state(chunks)
+
+        def adopt() -> Callable[[], None]:
+            old, self.state = self.state, state
+            self._applied_index = index
+            self._hub.restart(index)
+            return old.dismantle
+
+        return Prepared(adopt, state.dismantle)
 
     def refuse_all(self, error: Exception) -> None:
         """Let the next apply raise `error`: this state is wrong, and nothing of it may be told."""

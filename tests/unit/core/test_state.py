@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.core import queries
+from scheduler.core import queries, tables
 from scheduler.core.commands import (
     AnyEntry,
     Audit,
@@ -52,6 +52,17 @@ def test_a_tables_digest_is_that_of_its_rows_whatever_led_there() -> None:
         fresh.put(token, rows[token])
     assert (table.digest, len(table)) == (fresh.digest, len(rows))
     assert list(table.sorted_rows()) == [rows[token] for token in sorted(rows)]
+
+
+def test_a_large_tables_keys_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = Random(4)
+    numbers = [random.randrange(10**9) for _ in range(3_000)]
+    table: Table[str, Tombstone] = Table("tombstones")
+    for number in numbers:
+        table.put(str(number), stone(str(number)))
+    monkeypatch.setattr(tables, "SORTED_AT_ONCE_MAX", len(set(numbers)) - 1)
+    assert table.sorted_keys() == sorted({str(number) for number in numbers})
+    assert table.view().sorted_keys() == table.sorted_keys()
 
 
 def test_a_view_keeps_what_it_saw() -> None:
