@@ -30,7 +30,9 @@ def state_of(count: int) -> ClusterState:
     (job,) = core.state.jobs.sorted_rows()
     (worker,) = core.state.workers.sorted_rows()
     (attempt,) = core.state.attempts.sorted_rows()
+    first = attempt.placed
     assert job_id == job.id
+    assert first is not None
     replace = msgspec.structs.replace
 
     def rows() -> Iterator[tuple[str, list[Any]]]:
@@ -41,7 +43,7 @@ def state_of(count: int) -> ClusterState:
             yield "jobs", [replace(job, id=n, decided_by=f"{n}/main/0#1") for n in ids]
             yield "workers", [replace(worker, job=n) for n in ids]
             # A token of its own for each: the index of tokens is part of the cost.
-            placed = [replace(attempt.placed, token=f"{n:032x}") for n in ids]
+            placed = [replace(first, token=f"{n:032x}") for n in ids]
             yield (
                 "attempts",
                 [replace(attempt, job=n, placed=p) for n, p in zip(ids, placed, strict=True)],
