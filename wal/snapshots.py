@@ -36,6 +36,9 @@ _MAGIC: Final = b"PTXNSNAP"
 _FORMAT: Final = 1
 #: Largest chunk; larger pieces are split.
 CHUNK_BYTES_MAX: Final = 1 << 20
+#: Synced at least this often while it is written: a sync of hundreds of MB at the end would keep
+#: the log's own syncs on the same disk waiting.
+SYNC_BYTES: Final = 8 << 20
 #: Snapshots kept: the newest, and one to fall back on.
 KEPT_COUNT: Final = 2
 _CHOICES: Final = (
@@ -118,10 +121,13 @@ class SnapshotStore:
             with _mapped(aside):
                 file = self._fs.create(aside)
                 try:
-                    offset = 0
+                    offset, synced = 0, 0
                     for piece in raw:
                         file.pwrite(piece, offset)
                         offset += len(piece)
+                        if offset - synced >= SYNC_BYTES:
+                            file.sync()
+                            synced = offset
                     file.sync()
                 finally:
                     file.close()
@@ -160,6 +166,7 @@ class SnapshotWriter:
         self._crc = crc32(head)
         self._total = 0
         self._offset = 0
+        self._synced = 0
         self._is_open = True
         with _mapped(aside):
             self._file: File = fs.create(aside)
@@ -206,7 +213,10 @@ class SnapshotWriter:
     def _put(self, data: bytes) -> None:
         with _mapped(self._aside):
             self._file.pwrite(data, self._offset)
-        self._offset += len(data)
+            self._offset += len(data)
+            if self._offset - self._synced >= SYNC_BYTES:
+                self._file.sync()
+                self._synced = self._offset
 
     def _close(self) -> None:
         self._is_open = False

@@ -133,6 +133,26 @@ def test_snapshot_reads_back(store: SnapshotStore, disk: MemoryDisk) -> None:
         store.open_reader(41)
 
 
+def test_a_large_snapshot_is_synced_on_the_way(
+    store: SnapshotStore, disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wal.snapshots.SYNC_BYTES", 1000)
+    seen = len(disk.events)
+    with store.writer(40, 3) as writer:
+        for _ in range(10):
+            writer.write(bytes(500))
+        syncs = [event.kind for event in disk.events[seen:]].count("sync")
+        path = writer.commit().path
+    assert syncs == 5
+    other = SnapshotStore(ROOT / "other", fs=disk)
+    other.open()
+    seen = len(disk.events)
+    content = disk.read(path)
+    other.install(content[at : at + 500] for at in range(0, len(content), 500))
+    assert [event.kind for event in disk.events[seen:]].count("sync") == 1 + len(content) // 1000
+    assert body_of(other, 40) == bytes(5000)
+
+
 def test_empty_snapshot(store: SnapshotStore) -> None:
     write(store, 1, b"")
     assert body_of(store, 1) == b""
