@@ -116,11 +116,14 @@ class Table(Generic[K, V]):
 
     def load(self, rows: Iterable[V], key_of: Callable[[V], K]) -> None:
         """Fill an empty part of the table: as `put` for each row, at half the cost."""
-        shards, name, total = self._shards, self.name, self._digest
+        shards, total = self._shards, self._digest
+        person, encode, blake2b = self.name.encode()[:16], _ENCODER.encode, hashlib.blake2b
         for row in rows:
             key = key_of(row)
             shards[hash(key) % SHARDS][key] = row
-            total += hash_record(name, row)
+            # As `hash_record`, whose calls would be a tenth of a restore.
+            hashed = blake2b(encode(row), digest_size=16, person=person).digest()
+            total += int.from_bytes(hashed, "big")
         self._digest = total % DIGEST_MODULUS
         self._count = sum(map(len, shards))
 
