@@ -21,8 +21,10 @@ Event loop only.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from replication.core import RaftCore
 from replication.elections import Elections
@@ -43,8 +45,12 @@ from replication.messages import (
     TimeoutNow,
     Vote,
 )
+from wal.errors import OutOfSpace
 
 logger = logging.getLogger(__name__)
+
+#: A follower without room asks for entries this often: each time the leader may send megabytes.
+FULL_PAUSE_S: Final = 2.0
 
 
 class LogContradiction(ReplicationError):
@@ -91,6 +97,11 @@ def check_append(journal: WalJournal, message: AppendEntries) -> Matched | Missi
     return Matched(prev_index, prev_term, ())
 
 
+def is_held(verdict: Matched | Missing | Conflict) -> bool:
+    """Whether everything of the append is in the log already."""
+    return isinstance(verdict, Matched) and not verdict.new
+
+
 def is_wellformed(message: AppendEntries) -> bool:
     """Whether entries follow each other, belong to no later term and carry known payloads."""
     expected, term = message.prev_index, message.prev_term
@@ -132,6 +143,8 @@ class Guard:
         self._verified_index = 0
         self._acked_index = 0
         self._has_conflicted = False
+        #: The disk had no room for an append: until then no other is asked for.
+        self._full_until = -math.inf
 
     # The pump's side.
 
@@ -224,10 +237,19 @@ class Guard:
         if not self._follow(leader, message.term):
             return
         verdict = check_append(self._journal, message)
+        if self._core.now() < self._full_until and not is_held(verdict):
+            # Asked for again, it would be sent again at once, for ever: only contact is told.
+            if message.wants_echo:
+                self._acknowledge(leader, round_=message.round)
+            return
         match verdict:
             case Matched():
                 self._has_conflicted = False
-                self._accept(leader, message, verdict)
+                try:
+                    self._accept(leader, message, verdict)
+                except OutOfSpace:
+                    self._full_until = self._core.now() + FULL_PAUSE_S
+                    raise
                 if message.wants_echo or self._has_news():
                     self._acknowledge(leader, round_=message.round)
             case Conflict():

@@ -9,10 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
+import pytest
 from pysyncobj import syncobj
 
+from replication import core
 from replication.errors import DiskFull, ProposalError
 from replication.interface import Applied
+from replication.messages import RaftMessage
 from tests.crash.disk import MemoryDisk
 from tests.sim.clock import SimClock
 from tests.sim.disk import SimStorage
@@ -257,6 +260,35 @@ def test_a_full_follower_takes_nobody_down_and_catches_up() -> None:
         assert follower.pump.applied_index < applied
         follower.memory.capacity_bytes = None
         members.until(lambda: follower.pump.applied_index >= applied, "the follower catches up")
+
+
+def test_what_a_full_follower_cannot_take_is_not_sent_to_it_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # So that what it lacks is many messages, as of a log of gigabytes.
+    monkeypatch.setattr(core, "APPEND_BYTES_MAX", 4_000)
+    with trio() as members:
+        members.led_by("a")
+        follower = members.members["b"]
+        assert isinstance(follower, WalMember)
+        follower.fill_disk()
+        for number in range(300):
+            assert isinstance(members.propose(number), Applied)
+        received: list[RaftMessage] = []
+        receive = follower.receive
+
+        def count(source: str, message: RaftMessage) -> None:
+            received.append(message)
+            receive(source, message)
+
+        monkeypatch.setattr(follower, "receive", count)
+        members.run(10.0)
+        heartbeats = 10.0 / 0.1
+        assert len(received) < 10 * heartbeats
+        applied = members.members["a"].pump.applied_index
+        follower.memory.capacity_bytes = None
+        members.until(lambda: follower.pump.applied_index >= applied, "the follower catches up")
+        assert members.leader() is members.members["a"]
 
 
 def test_when_all_are_full_the_leader_stays_and_all_go_on_later() -> None:
