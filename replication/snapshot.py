@@ -55,6 +55,8 @@ PIECE_TIMEOUT_S: Final = 30.0
 PIECE_WAIT_S: Final = PIECE_TIMEOUT_S + 5.0
 #: A failed fetch is not begun again before this.
 FETCH_PAUSE_S: Final = 1.0
+#: Seconds before a snapshot that could not be written (a full disk) is tried again.
+TAKE_PAUSE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,8 @@ class SnapshotEngine:
         self._machine = machine
         self._workers = ThreadPoolExecutor(3, thread_name_prefix="snapshot")
         self._taking: asyncio.Task[None] | None = None
+        #: Monotonic instant before which no snapshot is tried, after one that failed.
+        self._retry_at = 0.0
         self._fetching: asyncio.Task[None] | None = None
         self._is_closed = False
         self._bytes_at_newest = 0
@@ -171,6 +175,8 @@ class SnapshotEngine:
         size = pump.applied_bytes - self._bytes_at_newest
         if self._taking is not None and not self._taking.done():
             return
+        if time.monotonic() < self._retry_at:
+            return
         if entries >= self._config.snapshot_every_entries or (
             size >= self._config.snapshot_every_bytes
         ):
@@ -195,7 +201,8 @@ class SnapshotEngine:
                 self._workers, write_snapshot, self._store, view, index, term
             )
         except WalError as error:
-            # Nothing was trimmed; the next trigger tries again.
+            # Nothing was trimmed; the first apply after the pause tries again.
+            self._retry_at = time.monotonic() + TAKE_PAUSE_S
             logger.error("snapshot_failed index=%d error=%s", index, error)
             return
         except Exception as error:  # noqa: BLE001 - a view that raises is a bug: fail-stop

@@ -14,6 +14,7 @@ import pytest
 from replication.config import ReplicationConfig
 from replication.snapshot import Prepared, SnapshotEngine, prepare_restore
 from tests.unit.replication.members import Ledger
+from wal.errors import OutOfSpace
 from wal.snapshots import SnapshotInfo, SnapshotStore
 
 INDEX, TERM = 9, 2
@@ -106,6 +107,32 @@ async def test_the_present_state_serves_until_the_new_one_is_read(tmp_path: Path
     assert rig.calls == [f"reset {INDEX} {TERM}", "sync", f"installed {INDEX} {TERM}"]
     assert rig.machine.discarded == [[b"old"]]
     assert rig.engine.newest_index == INDEX
+    await rig.engine.close()
+
+
+async def test_a_snapshot_that_finds_no_room_is_not_tried_with_every_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, b"x")
+    tried: list[int] = []
+
+    def no_room(*args: object) -> None:
+        tried.append(1)
+        raise OutOfSpace("no space left", path=tmp_path)
+
+    monkeypatch.setattr("replication.snapshot.write_snapshot", no_room)
+    rig.pump.applied_index, rig.pump.applied_term = 10**9, TERM
+    await rig.engine.begin()
+    for _ in range(5):
+        rig.engine.note_applied()
+        await asyncio.sleep(0)
+    assert (len(tried), rig.calls) == (1, [])
+    monkeypatch.setattr("replication.snapshot.TAKE_PAUSE_S", -1.0)
+    await rig.engine.begin()
+    rig.engine.note_applied()
+    assert rig.engine._taking is not None
+    await rig.engine._taking
+    assert len(tried) == 3
     await rig.engine.close()
 
 
