@@ -261,10 +261,8 @@ class World:
         if node is None:
             return
         reason = self.random.choice(OFFLINE)
-        if reason == "left":
-            for process in agent.processes.values():
-                if process.is_alive:
-                    self.end(agent, process, "node_drain", was_signalled=True)
+        if reason == "left" and not self.has_left(agent):
+            reason = "disconnected"
         agent.is_linked = agent.is_claimed = False
         session = node.session if self.random.random() < 0.9 else node.session - 1
         self.apply(
@@ -275,6 +273,21 @@ class World:
                 lease_until_ms=agent.lease_until_ms if self.is_of_this_term(agent) else 0,
             )
         )
+
+    def has_left(self, agent: Agent) -> bool:
+        """Whether it could say goodbye: all ended, all committed, and no order is obeyed since."""
+        for process in agent.processes.values():
+            if process.is_alive:
+                self.end(agent, process, "node_drain", was_signalled=True)
+        if not (agent.is_linked and agent.is_claimed):
+            return False
+        agent.orders.clear()
+        reports = list(agent.outbox)
+        entry = AttemptReports(node=agent.name, node_uuid=agent.uuid, reports=tuple(reports))
+        answers = self.apply(entry, f"agent:{agent.name}")
+        assert isinstance(answers, tuple)
+        self.take_answers(agent, reports, answers)
+        return not agent.outbox
 
     def is_of_this_term(self, agent: Agent) -> bool:
         """Whether the leader of today gave it a lease."""
