@@ -17,9 +17,6 @@ from agent.keeper.processes import ProcessInfo, read_marker, read_process, send_
 ADOPTED_POLL_MS: Final = 200
 #: How often orphans that could belong to several attempts are looked at again, in ms.
 UNCLEAR_POLL_MS: Final = 1_000
-#: How long strays that die and may have forked, whosever they are, keep an end from being
-#: concluded, in ms: a job that makes daemons without pause must not hold up all others.
-UNSETTLED_MS_MAX: Final = 2_000
 _OVER: Final = (Phase.LINGERING, Phase.STUCK)
 
 
@@ -33,8 +30,6 @@ class Sweeper:
         self._endings = endings
         self._on_gone = on_gone
         self._waiting: dict[str, Attempt] = {}
-        #: Token -> since when looks have found nothing of it, none of them a proof.
-        self._unsettled: dict[str, int] = {}
         self._is_wanted = False
         self._has_poll = False
         self._swept_at_ms = 0
@@ -55,37 +50,18 @@ class Sweeper:
     def _sweep(self) -> None:
         self._is_wanted = False
         self._swept_at_ms = self._context.loop.now_ms() - 1
-        orphans, are_all = self._context.trees.orphans(self._context.reaper.known)
-        owned, has_unclear = self._assign(orphans)
+        owned, has_unclear = self._assign_orphans()
         for attempt in list(self._waiting.values()):
             if attempt.phase not in _OVER:
-                self._forget(attempt)
+                del self._waiting[attempt.token]
             elif attempt.token in owned or self._has_more(attempt):
-                self._unsettled.pop(attempt.token, None)
                 self._end_strays(attempt)
-            elif self._is_settled(attempt, are_all=are_all):
-                self._forget(attempt)
+            else:
+                del self._waiting[attempt.token]
                 self._on_gone(attempt)
                 if attempt.phase is Phase.STUCK:
                     self._waiting[attempt.token] = attempt  # its finish is not durable yet
-        if not are_all:
-            # Those that died are reaped, and what they may have forked is looked for again.
-            self._context.reaper.reap()
-            self.want()
         self._poll_again(has_unclear=has_unclear)
-
-    def _forget(self, attempt: Attempt) -> None:
-        self._unsettled.pop(attempt.token, None)
-        del self._waiting[attempt.token]
-
-    def _is_settled(self, attempt: Attempt, *, are_all: bool) -> bool:
-        """Whether a look that found nothing of the attempt proves that there is nothing."""
-        if are_all and not attempt.is_adopted:
-            return True
-        # An adopted tree's dead are not ours to reap, so no look shows a fork: two must agree.
-        wait_ms = ADOPTED_POLL_MS if attempt.is_adopted else UNSETTLED_MS_MAX
-        now_ms = self._context.loop.now_ms()
-        return now_ms - self._unsettled.setdefault(attempt.token, now_ms) >= wait_ms
 
     def _has_more(self, attempt: Attempt) -> bool:
         """Processes that are no orphans of ours: helpers, members of the group, adopted ones."""
@@ -107,11 +83,11 @@ class Sweeper:
         else:
             self._endings.ask_strays(attempt)
 
-    def _assign(self, orphans: list[ProcessInfo]) -> tuple[set[str], bool]:
+    def _assign_orphans(self) -> tuple[set[str], bool]:
         """Note whose the orphans are: (tokens that have some, whether some are unclear)."""
         owned: set[str] = set()
         has_unclear = False
-        for orphan in orphans:
+        for orphan in self._context.trees.orphans(self._context.reaper.known):
             token = self._owner(orphan)
             if token is None:
                 has_unclear = True

@@ -24,6 +24,8 @@ from agent.keeper.processes import (
     snapshot,
 )
 
+#: A scan that saw processes vanish is repeated, for one of them may have forked meanwhile.
+RESCANS_MAX: Final = 5
 #: How long a process that is no descendant of ours is taken for one without looking, in ms: below
 #: the time in which pids could wrap around.
 FOREIGN_MS: Final = 1_000
@@ -142,30 +144,31 @@ class Trees:
                 found[token] = [view.table[pid] for pid in pids if pid != self._self_pid]
         return found
 
-    def orphans(self, known: Collection[int]) -> tuple[list[ProcessInfo], bool]:
-        """Living children of the keeper not in `known` (the ones it started); are these all?
+    def orphans(self, known: Collection[int]) -> list[ProcessInfo]:
+        """Living children of the keeper that are not in `known` (the ones it started)."""
+        for _ in range(RESCANS_MAX):
+            children, is_stable = self._look(known)
+            if is_stable:
+                break
+        return children
 
-        A stray that lives when the look begins has an ancestor, or is itself, a child of ours that
-        is listed, for only we reap those. So none can be missed but the offspring of one that died
-        during the look: then it is a zombie, and the second value is False until it is reaped.
-        """
+    def _look(self, known: Collection[int]) -> tuple[list[ProcessInfo], bool]:
         self._expire_foreign()
         children = []
-        are_all = True
+        is_stable = True
         for pid in list_pids():
             if pid in self._foreign or pid in known:
                 continue
             info = read_process(pid)
             if info is None:
+                is_stable = False
+            elif info.ppid == self._self_pid and not info.is_zombie:
+                children.append(info)
+            elif info.is_zombie and info.ppid == self._self_pid:
                 continue
-            if info.ppid == self._self_pid:
-                if info.is_zombie:
-                    are_all = False
-                else:
-                    children.append(info)
             elif info.ppid in self._foreign or info.ppid in {0, 1, 2} or pid == self._self_pid:
                 self._foreign.add(pid)
-        return children, are_all
+        return children, is_stable
 
     def _expire_foreign(self) -> None:
         now_ms = self._now_ms()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -148,28 +147,6 @@ def test_stray_without_our_environment_is_found(client: Client, token: str, tmp_
     assert finish["cause"] == "exit_zero"
     assert finish["is_tree_gone"]
     assert not Path(f"/proc/{note.read_text().strip()}").exists()
-
-
-#: Each process forks the next and ends at once; the last one leaves a note.
-CHAIN = """
-import os, pathlib, signal, sys
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-for _ in range(1000):
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-pathlib.Path(sys.argv[1]).touch()
-"""
-
-
-def test_strays_that_fork_while_they_are_looked_for_are_waited_for(
-    client: Client, token: str, tmp_path: Path
-) -> None:
-    note = tmp_path / "note"
-    argv = (sys.executable, "-S", "-c", CHAIN, str(note))
-    finish = client.run(token, *argv, grace_ms=600_000)
-    assert (finish["cause"], finish["is_tree_gone"]) == ("exit_zero", True)
-    assert note.exists()
 
 
 def test_stray_that_ignores_the_signal_gets_kill(client: Client, token: str) -> None:
