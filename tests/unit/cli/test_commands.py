@@ -431,11 +431,8 @@ def test_events_are_followed_a_line_each(client: FakeClient, pertinax: Pertinax)
 def test_up_stays_in_the_foreground_of_what_it_started(
     pertinax: Pertinax, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    document = {
-        "leader": "c1",
-        "controllers": [{"name": "c1", "http": "https://127.0.0.1:1"}],
-        "agents": [],
-    }
+    controller = {"name": "c1", "http": "https://127.0.0.1:1"}
+    document = {"leader": "c1", "controllers": [controller], "agents": [], "token_file": "t"}
     stayed: list[Path] = []
     monkeypatch.setattr("scheduler.local.up.up", lambda *_args, **_named: document)
     monkeypatch.setattr("scheduler.cli.local._is_running", lambda _root: True)
