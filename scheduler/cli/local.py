@@ -81,7 +81,7 @@ def up(
         agent_settings=pairs("--agent-set", agent_set),
         is_fresh=fresh,
     )
-    ran_before = not fresh and _is_running(root)
+    ran_before = _is_running(root)
     with StatusLine() as line:
         try:
             document = start(root, wishes, say=line.show)

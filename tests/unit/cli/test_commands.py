@@ -425,19 +425,3 @@ def test_events_are_followed_a_line_each(client: FakeClient, pertinax: Pertinax)
     shown = pertinax("events", "-f").out.splitlines()
     assert len(shown) == 3
     assert "Running → Failed" in shown[2]
-
-
-@pytest.mark.parametrize("options", [(), ("--fresh",)])
-def test_up_stays_in_the_foreground_of_what_it_started(
-    pertinax: Pertinax, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    controller = {"name": "c1", "http": "https://127.0.0.1:1"}
-    document = {"leader": "c1", "controllers": [controller], "agents": [], "token_file": "t"}
-    stayed: list[Path] = []
-    monkeypatch.setattr("scheduler.local.up.up", lambda *_args, **_named: document)
-    monkeypatch.setattr("scheduler.cli.local._is_running", lambda _root: True)
-    monkeypatch.setattr("scheduler.cli.local._stay", stayed.append)
-    done = pertinax("up", "--dir", str(tmp_path), *options)
-    assert done.code == 0
-    assert ("runs already" in done.err) == (not options)
-    assert stayed == ([tmp_path] if options else [])

@@ -122,19 +122,6 @@ def test_a_failed_installation_says_why_and_is_tried_again(checkout: Checkout) -
     assert checkout.call("jobs").stdout == "<pertinax><jobs>"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_an_environment_of_another_account_is_left_alone(checkout: Checkout) -> None:
-    environment = checkout.root / ".venv"
-    environment.mkdir()
-    (environment / "theirs").touch()
-    environment.chmod(0o555)
-    done = checkout.call("jobs")
-    assert done.returncode == 1
-    assert "may not write" in done.stderr
-    assert (environment / "theirs").exists()
-    environment.chmod(0o755)
-
-
 def test_a_symbolic_link_finds_its_checkout(checkout: Checkout, tmp_path: Path) -> None:
     link = tmp_path / "bin" / "pertinax"
     link.parent.mkdir()
